@@ -1,0 +1,1 @@
+"""The oracle: the reference that makes goldens, and the judge that compares a subject with them."""

@@ -1,0 +1,159 @@
+"""How this project writes what others will compare: one canonical JSON, digests, and files that are whole or absent.
+
+Canonical JSON: UTF-8, sorted keys, no spaces, one final newline, no NaN or infinity. Arrays go into safetensors without
+metadata. A file or folder is written under a temporary name beside its target and renamed, so that an interrupted run
+leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+from safetensors.numpy import save as save_safetensors
+
+from oracle.errors import KolibriError, UsageError
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def canonical_json(value: Any) -> bytes:
+    """The canonical serialization of a JSON value.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+        TypeError: it is not JSON.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8") + b"\n"
+
+
+def digest(data: bytes) -> str:
+    """`sha256:` and 64 hex digits."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The arrays as one safetensors file, without metadata: the same arrays give the same bytes.
+
+    Raises:
+        ValueError: an array holds NaN or infinity.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"array {name!r} holds NaN or infinity")
+    return save_safetensors({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def read_bytes(path: Path, error: type[KolibriError], advice: str) -> bytes:
+    """The whole file; `error` with `advice` where it is missing, empty, unreadable or a Git LFS pointer."""
+    try:
+        data = path.read_bytes()
+    except OSError as problem:
+        raise error(f"{path} cannot be read ({problem.strerror}); {advice}") from None
+    if not data:
+        raise error(f"{path} is empty; {advice}")
+    if data.startswith(_LFS_POINTER):
+        raise error(f"{path} is a Git LFS pointer; run `git lfs pull` in its folder")
+    return data
+
+
+def parse_json(data: bytes, path: Path, error: type[KolibriError], advice: str) -> dict[str, Any]:
+    """The JSON object in `data`; `error` where it is no object or holds NaN or infinity."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(f"it holds {constant}")
+
+    try:
+        value = json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is damaged ({problem}); {advice}") from None
+    if not isinstance(value, dict):
+        raise error(f"{path} is damaged (not a JSON object); {advice}")
+    return value
+
+
+def unpack_arrays(data: bytes, path: Path, error: type[KolibriError], advice: str) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file; `error` where it is damaged or holds NaN or infinity."""
+    try:
+        arrays = load_safetensors(data)
+    except (SafetensorError, KeyError, TypeError, ValueError) as problem:
+        raise error(f"{path} is damaged ({problem}); {advice}") from None
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise error(f"{path}: array {name!r} holds NaN or infinity; {advice}")
+    return arrays
+
+
+def check_writable(path: Path) -> None:
+    """Raise `UsageError` unless `path` can be created or replaced: checked before anything costly runs."""
+    parent = path.absolute().parent
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file")
+    if not parent.is_dir():
+        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
+    if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UsageError(f"{path} cannot be written: permission denied; choose another path")
+    try:
+        descriptor, probe = tempfile.mkstemp(dir=parent, prefix=f".{path.name}.")
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written ({problem.strerror}); choose another path") from None
+    os.close(descriptor)
+    os.unlink(probe)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary name beside `path`, then rename: `path` is the old file or the whole new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that becomes `path` when the block ends well, and vanishes otherwise.
+
+    Raises:
+        UsageError: `path` exists already, or its parent does not.
+    """
+    parent = path.absolute().parent
+    if path.exists():
+        raise UsageError(f"{path} exists already; choose another folder or move it away")
+    if not parent.is_dir():
+        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written ({problem.strerror}); choose another path") from None
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
