@@ -1,0 +1,200 @@
+"""What a golden knows of one numeric class: its floor, and the bands, budgets and limits that follow from it.
+
+The models are stored in `golden.json`; nothing here is a free parameter of a judgement. `golden/floor.py` measures them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from oracle.subjects.protocol import NumericClass
+
+MARGIN_EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Lower edges of the margin bins, in nats; the last bin is open. Pooled over all positions the flip test has no power."""
+
+BUDGET_TAIL = 1e-3
+"""A count of flips fires where the floor would give as many or more with a smaller probability than this."""
+
+BAND_MULTIPLE = 3.0
+"""Bands are this multiple of the floor's largest value. A stored band beyond it is refused.
+
+Set on the ten bf16 arms of the shipped golden (2026-11-30): the largest regret of a flip is heavy-tailed, and one arm's
+(0.0108 nat) is 2.5 times the largest of the other nine, so that a multiple of 2 fails an honest arm. Checked on two engines
+that no multiple was set on, transformers in bf16 and the decoder under test: largest regrets 0.0146 and 0.0156 nat.
+"""
+
+LIMIT_MULTIPLE = 3.0
+"""Limits on medians, p90s and slopes are this multiple of the floor's largest. A stored limit beyond it is refused.
+
+On the shipped golden (2026-11-30) held-out bf16 arms stay below 0.41 of the limit the others give. Every norm 1 % short
+gives 52 times the median KL's limit and 12 times the slope's; one post norm 1 % short, 2.4 times the slope's; one input
+norm 1 % short is hidden in bf16 (q and k are normed again) and shows in class fp32 only.
+"""
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MarginBins(BaseModel):
+    """Counts over the floor's arms and positions, by margin bin.
+
+    Attributes:
+        positions: arms times positions in the bin.
+        near: flips whose expert sets agree with the truth's.
+        router: flips whose expert sets differ.
+    """
+
+    model_config = _STRICT
+
+    positions: tuple[int, ...]
+    near: tuple[int, ...]
+    router: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _shapes(self) -> MarginBins:
+        if not len(self.positions) == len(self.near) == len(self.router) == len(MARGIN_EDGES):
+            raise ValueError(f"each of the bins needs {len(MARGIN_EDGES)} counts")
+        return self
+
+
+class Bands(BaseModel):
+    """Up to where a flip may be a near tie; from the floor alone, never from a subject. Nats of regret, or of router gap.
+
+    Attributes:
+        regret: flips whose expert sets agree.
+        router_gap: the gap at the first layer whose sets differ.
+        router_regret: flips whose sets differ within `router_gap`.
+        floor_regret, floor_router_gap, floor_router_regret: the floor's largest, which the bands are a multiple of.
+        multiple: the declared multiple.
+    """
+
+    model_config = _STRICT
+
+    regret: float = Field(ge=0)
+    router_gap: float = Field(ge=0)
+    router_regret: float = Field(ge=0)
+    floor_regret: float = Field(ge=0)
+    floor_router_gap: float = Field(ge=0)
+    floor_router_regret: float = Field(ge=0)
+    multiple: float = Field(ge=1, le=BAND_MULTIPLE)
+
+    @model_validator(mode="after")
+    def _within_multiple(self) -> Bands:
+        for name in ("regret", "router_gap", "router_regret"):
+            band, floor = getattr(self, name), getattr(self, f"floor_{name}")
+            if band > self.multiple * floor * (1 + 1e-12):
+                raise ValueError(f"band {name} {band:.6g} is beyond {self.multiple} times the floor's {floor:.6g}: inflated")
+        return self
+
+
+class Limits(BaseModel):
+    """The floor's largest statistic over its arms, and the limit that follows: value by value `limit = multiple * floor`.
+
+    Attributes:
+        kl: [median, p90] over positions, nats.
+        sketch_median, sketch_p90: per layer, relative distance.
+        sketch_slope: absolute slope, the largest over layers.
+        multiple: the declared multiple.
+    """
+
+    model_config = _STRICT
+
+    kl: tuple[float, float]
+    sketch_median: tuple[float, ...]
+    sketch_p90: tuple[float, ...]
+    sketch_slope: float
+    multiple: float = Field(ge=1, le=LIMIT_MULTIPLE)
+
+
+class HeldOut(BaseModel):
+    """One floor arm judged by the bands, budgets and limits that the other arms alone would give.
+
+    Attributes:
+        arm: the arm left out.
+        near_flips, near_budget: its near-tie flips and the count at which the budget would have fired; same for `router_`.
+        hard_flips: flips outside the others' bands.
+        worst_ratio: its largest statistic over the others' limit; above 1 it would have failed.
+        passed: whether an honest arm passes; a class with one False is refused.
+    """
+
+    model_config = _STRICT
+
+    arm: str
+    near_flips: int
+    near_budget: int
+    router_flips: int
+    router_budget: int
+    hard_flips: int
+    worst_ratio: float
+    passed: bool
+
+
+class ClassCalibration(BaseModel):
+    """The whole calibration of one class.
+
+    Attributes:
+        numeric_class: the class.
+        logit_dtype: the type of its logits; a band is never below one ULP of it at the logit's size.
+        arms: the floor's arms.
+        positions: teacher-forced positions per arm.
+        bins, bands, limits, held_out: see their types.
+    """
+
+    model_config = _STRICT
+
+    numeric_class: NumericClass
+    logit_dtype: str
+    arms: tuple[str, ...] = Field(min_length=3)
+    positions: int = Field(gt=0)
+    bins: MarginBins
+    bands: Bands
+    limits: Limits
+    held_out: tuple[HeldOut, ...]
+
+    @model_validator(mode="after")
+    def _every_arm_held_out(self) -> ClassCalibration:
+        if tuple(entry.arm for entry in self.held_out) != self.arms:
+            raise ValueError("every arm needs its leave-one-out result")
+        if failed := [entry.arm for entry in self.held_out if not entry.passed]:
+            raise ValueError(f"arm {failed[0]} does not pass the floor of the others: the floor is too narrow to judge by")
+        return self
+
+
+def margin_bin(margin: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Index of each margin's bin in `MARGIN_EDGES`."""
+    return np.searchsorted(np.asarray(MARGIN_EDGES), np.asarray(margin), side="right") - 1
+
+
+def flip_probability(flips: tuple[int, ...], positions: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Per margin bin, the floor's chance of a flip: Jeffreys' estimate `(flips + 1/2) / (positions + 1)`, never 0.
+
+    A bin the floor never saw gives 1/2 per position, which is honest: nothing is known there.
+    """
+    return (np.asarray(flips, dtype=np.float64) + 0.5) / (np.asarray(positions, dtype=np.float64) + 1.0)
+
+
+def budget(probabilities: npt.NDArray[np.float64], tail: float = BUDGET_TAIL) -> int:
+    """The smallest count n >= 1 with P(X >= n) < `tail`, X the sum of independent coins (Poisson-binomial).
+
+    Args:
+        probabilities: float64 [N], each position's chance of a flip.
+
+    The distribution comes from plain convolution, so that it does not depend on any library's version.
+    """
+    distribution = np.zeros(len(probabilities) + 2)
+    distribution[0] = 1.0
+    for top, p in enumerate(probabilities, 1):
+        distribution[1 : top + 1] = distribution[1 : top + 1] * (1.0 - p) + distribution[:top] * p
+        distribution[0] *= 1.0 - p
+    remaining = 1.0
+    for count in range(1, len(probabilities) + 2):
+        remaining -= distribution[count - 1]
+        if remaining < tail:
+            return count
+    return len(probabilities) + 1
+
+
+def expected_flips(probabilities: npt.NDArray[np.float64]) -> float:
+    """Mean of the same sum."""
+    return float(probabilities.sum())

@@ -1,0 +1,119 @@
+"""Position by position, how far a run is from the golden: the one set of measures that floors and gates both use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from oracle.golden.evidence import PromptEvidence
+from oracle.subjects.run import PromptRun
+
+OUTSIDE = -1
+"""`rank` of a token that is not among the golden's stored ids."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measures over T positions and L layers. Logits in nats.
+
+    Attributes:
+        top: float64 [T], the golden's top-1 logit.
+        margin: float64 [T], the golden's top-1 minus top-2.
+        flip: bool [T], the run's argmax is not the golden's.
+        regret: float64 [T], the golden's top-1 minus its logit of the run's argmax; 0 without a flip. For a token
+            outside the stored ids, the regret of the last stored one: a lower bound.
+        rank: int64 [T], place of the run's argmax among the golden's stored ids, or `OUTSIDE`.
+        kl: float64 [T], KL(golden || run) over the stored ids and one bin for all others. Never negative: merging
+            outcomes can only lower a KL divergence.
+        logit_error: float64 [T], largest difference over the stored ids, over the golden's largest absolute stored logit.
+        first_set_difference: int64 [T], first layer whose expert sets differ, or L where none does.
+        set_gap: float64 [T], the golden's router gap at that layer, or 0 where none differs.
+        sketch_distance: float64 [T, L], |run - golden| / |golden| of the sketches.
+        sketch_dot, sketch_square: float64 [T, L], run . golden and golden . golden, for the slope.
+    """
+
+    top: npt.NDArray[np.float64]
+    margin: npt.NDArray[np.float64]
+    flip: npt.NDArray[np.bool_]
+    regret: npt.NDArray[np.float64]
+    rank: npt.NDArray[np.int64]
+    kl: npt.NDArray[np.float64]
+    logit_error: npt.NDArray[np.float64]
+    first_set_difference: npt.NDArray[np.int64]
+    set_gap: npt.NDArray[np.float64]
+    sketch_distance: npt.NDArray[np.float64]
+    sketch_dot: npt.NDArray[np.float64]
+    sketch_square: npt.NDArray[np.float64]
+
+    @property
+    def sets_agree(self) -> npt.NDArray[np.bool_]:
+        """bool [T], every layer selected the golden's set of experts."""
+        return self.first_set_difference == self.sketch_distance.shape[1]
+
+    def slope(self) -> npt.NDArray[np.float64]:
+        """float64 [L], least-squares scale of the run's sketches on the golden's, minus 1: a norm 1 % short gives -0.01."""
+        return self.sketch_dot.sum(axis=0) / self.sketch_square.sum(axis=0) - 1.0
+
+
+def compare(golden: PromptEvidence, run: PromptRun) -> Comparison:
+    """Measure one prompt. Shapes must have been checked (gate `alignment`): nothing is broadcast here."""
+    stored = golden.top_logits.astype(np.float64)
+    shown = run.logits_at_golden.astype(np.float64)
+    if (
+        stored.shape != shown.shape
+        or golden.sketch.shape != run.sketch.shape
+        or golden.expert_ids.shape != run.expert_ids.shape
+    ):
+        raise ValueError(f"{golden.name}: the run's arrays do not have the golden's shapes")
+    matches = golden.top_ids == run.argmax[:, None]
+    rank = np.where(matches.any(axis=1), matches.argmax(axis=1), OUTSIDE)
+    chosen = np.take_along_axis(stored, np.where(rank == OUTSIDE, stored.shape[1] - 1, rank)[:, None], axis=1)[:, 0]
+    differs = (np.sort(golden.expert_ids, axis=2) != np.sort(run.expert_ids, axis=2)).any(axis=2)
+    layers = differs.shape[1]
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1), layers)
+    gap = np.take_along_axis(golden.router_gap, np.minimum(first, layers - 1)[:, None], axis=1)[:, 0].astype(np.float64)
+    reference, sketched = golden.sketch.astype(np.float64), run.sketch.astype(np.float64)
+    square = (reference**2).sum(axis=2)
+    return Comparison(
+        top=stored[:, 0],
+        margin=stored[:, 0] - stored[:, 1],
+        flip=rank != 0,
+        regret=stored[:, 0] - chosen,
+        rank=rank,
+        kl=_divergence(stored, golden.logsumexp, shown, run.logsumexp),
+        logit_error=np.abs(shown - stored).max(axis=1) / np.abs(stored).max(axis=1),
+        first_set_difference=first,
+        set_gap=np.where(first < layers, gap, 0.0),
+        sketch_distance=np.sqrt(((sketched - reference) ** 2).sum(axis=2) / square),
+        sketch_dot=(sketched * reference).sum(axis=2),
+        sketch_square=square,
+    )
+
+
+def concatenate(parts: Iterable[Comparison]) -> Comparison:
+    """Join comparisons of several prompts along the positions.
+
+    Raises:
+        ValueError: there are none.
+    """
+    parts = list(parts)
+    return Comparison(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Comparison)})
+
+
+def _divergence(
+    stored: npt.NDArray[np.float64],
+    stored_lse: npt.NDArray[np.float64],
+    shown: npt.NDArray[np.float64],
+    shown_lse: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    log_p, log_q = stored - stored_lse[:, None], shown - shown_lse[:, None]
+    p, q = np.exp(log_p), np.exp(log_q)
+    head = (p * (log_p - log_q)).sum(axis=1)
+    p_rest, q_rest = 1.0 - p.sum(axis=1), 1.0 - q.sum(axis=1)
+    # Below 1e-12 the rest is rounding of the sum to 1, not probability.
+    both = (p_rest > 1e-12) & (q_rest > 1e-12)
+    rest = np.where(both, p_rest * np.log(np.where(both, p_rest, 1.0) / np.where(both, q_rest, 1.0)), 0.0)
+    return np.maximum(head + rest, 0.0)

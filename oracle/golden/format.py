@@ -1,0 +1,224 @@
+"""The golden on disk: `golden.json` (canonical) and `golden.safetensors`, whole or refused.
+
+Loading checks everything that can be checked from the files alone: schema, digests, shapes, ids, finite numbers. What a
+golden says about a checkpoint or a tokenizer is the `golden` gate's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from oracle.errors import GoldenError
+from oracle.golden.calibration import ClassCalibration
+from oracle.golden.evidence import PromptEvidence
+from oracle.golden.recipe import Recipe
+from oracle.golden.sensitivity import Sensitivity
+from oracle.serialization import canonical_json, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.subjects.protocol import NumericClass
+
+GOLDEN_SCHEMA = "kolibri-golden/1"
+JSON_FILE = "golden.json"
+ARRAYS_FILE = "golden.safetensors"
+_ADVICE = "restore it from version control, or make a new one with `kolibri-oracle golden make`"
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PromptRecord(BaseModel):
+    """One prompt's text, ids and chain; its arrays are rows of `golden.safetensors`."""
+
+    model_config = _STRICT
+
+    name: str
+    text: str | None
+    prompt_ids: tuple[int, ...] = Field(min_length=1)
+    generated: tuple[int, ...] = Field(min_length=1)
+
+
+class GoldenDocument(BaseModel):
+    """The content of `golden.json`.
+
+    Attributes:
+        digest: `sha256:` over the canonical JSON of all other fields, the arrays' digest among them.
+        probe_prompt: the prompt whose layer inputs are stored at every position.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal["kolibri-golden/1"] = Field(alias="schema")
+    recipe: Recipe
+    recipe_digest: str
+    checkpoint_digest: str
+    prompts: tuple[PromptRecord, ...] = Field(min_length=1)
+    classes: Mapping[NumericClass, ClassCalibration]
+    sensitivity: Sensitivity
+    probe_prompt: str
+    arrays_digest: str
+    digest: str
+
+    def content_digest(self) -> str:
+        """The digest that the other fields have now."""
+        content = self.model_dump(mode="json", by_alias=True)
+        del content["digest"]
+        return digest(canonical_json(content))
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Full values at few places, for localisation.
+
+    Attributes:
+        prompts: int32 [N], index of the probe's prompt.
+        positions: int32 [N], its position there.
+        hidden: float32 [N, L, H], the residual stream after each layer.
+        router_logits: float32 [N, L, E], without the bias.
+        layer_inputs: float32 [T, L, H], of the probe prompt, at every position.
+    """
+
+    prompts: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    hidden: npt.NDArray[np.float32]
+    router_logits: npt.NDArray[np.float32]
+    layer_inputs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden in memory: the document, each prompt's evidence in the document's order, and the probes."""
+
+    document: GoldenDocument
+    prompts: tuple[PromptEvidence, ...]
+    probes: Probes
+
+    @property
+    def digest(self) -> str:
+        return self.document.digest
+
+    @property
+    def positions(self) -> int:
+        """Teacher-forced positions over all prompts."""
+        return sum(len(prompt.fed) for prompt in self.prompts)
+
+
+_PROBE_PREFIX = "probe_"
+_PROBE_ARRAYS = ("prompts", "positions", "hidden", "router_logits", "layer_inputs")
+
+
+def assemble(
+    *,
+    recipe: Recipe,
+    checkpoint_digest: str,
+    prompts: tuple[PromptEvidence, ...],
+    classes: Mapping[NumericClass, ClassCalibration],
+    sensitivity: Sensitivity,
+    probe_prompt: str,
+    probes: Probes,
+) -> tuple[Golden, bytes]:
+    """Make a golden of its parts, digests included; returns it and the bytes of its arrays.
+
+    Raises:
+        ValueError: an array holds NaN or infinity.
+    """
+    arrays = {name: np.concatenate([getattr(p, name) for p in prompts]) for name in PromptEvidence.ARRAYS}
+    arrays |= {_PROBE_PREFIX + name: getattr(probes, name) for name in _PROBE_ARRAYS}
+    packed = pack_arrays(arrays)
+    parts = dict(
+        schema=GOLDEN_SCHEMA,
+        recipe=recipe,
+        recipe_digest=recipe.digest(),
+        checkpoint_digest=checkpoint_digest,
+        prompts=tuple(PromptRecord(name=p.name, text=p.text, prompt_ids=p.prompt_ids, generated=p.generated) for p in prompts),
+        classes=classes,
+        sensitivity=sensitivity,
+        probe_prompt=probe_prompt,
+        arrays_digest=digest(packed),
+        digest="",
+    )
+    unsigned = GoldenDocument.model_validate(parts)
+    document = unsigned.model_copy(update={"digest": unsigned.content_digest()})
+    return Golden(document, prompts, probes), packed
+
+
+def write_golden(folder: Path, golden: Golden, packed: bytes) -> None:
+    """Write a golden into the new folder `folder`; whole or not at all.
+
+    Raises:
+        UsageError: the folder exists, or cannot be made.
+    """
+    with new_folder(folder) as temporary:
+        (temporary / ARRAYS_FILE).write_bytes(packed)
+        (temporary / JSON_FILE).write_bytes(canonical_json(golden.document.model_dump(mode="json", by_alias=True)))
+
+
+def load_golden(folder: Path) -> Golden:
+    """Read a golden.
+
+    Raises:
+        GoldenError: no golden there, another schema, or bytes that changed.
+    """
+    path = folder / JSON_FILE
+    raw = read_bytes(path, GoldenError, _ADVICE)
+    document = _parse_document(parse_json(raw, path, GoldenError, _ADVICE), path)
+    if raw != canonical_json(document.model_dump(mode="json", by_alias=True)):
+        raise GoldenError(f"{path} is not in the canonical serialization: it was edited; {_ADVICE}")
+    if document.content_digest() != document.digest:
+        raise GoldenError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
+    if document.recipe.digest() != document.recipe_digest:
+        raise GoldenError(f"{path}: the recipe does not have the digest it claims; {_ADVICE}")
+    arrays_path = folder / ARRAYS_FILE
+    packed = read_bytes(arrays_path, GoldenError, _ADVICE)
+    if digest(packed) != document.arrays_digest:
+        raise GoldenError(f"{arrays_path} does not have the digest that {JSON_FILE} gives: its bytes changed; {_ADVICE}")
+    arrays = unpack_arrays(packed, arrays_path, GoldenError, _ADVICE)
+    try:
+        prompts = _split(document, arrays)
+        probes = Probes(**{name: arrays[_PROBE_PREFIX + name] for name in _PROBE_ARRAYS})
+        _check_probes(document, prompts, probes)
+    except (KeyError, ValueError, IndexError) as problem:
+        raise GoldenError(f"{arrays_path} does not fit {JSON_FILE} ({problem}); {_ADVICE}") from None
+    return Golden(document, prompts, probes)
+
+
+def _parse_document(value: dict[str, Any], path: Path) -> GoldenDocument:
+    if value.get("schema") != GOLDEN_SCHEMA:
+        raise GoldenError(f"{path} has schema {value.get('schema')!r}, this version reads {GOLDEN_SCHEMA!r}; {_ADVICE}")
+    try:
+        return GoldenDocument.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise GoldenError(f"{path}: {where}: {first['msg']}; {_ADVICE}") from None
+
+
+def _split(document: GoldenDocument, arrays: Mapping[str, np.ndarray]) -> tuple[PromptEvidence, ...]:
+    surplus = arrays.keys() - {*PromptEvidence.ARRAYS, *(_PROBE_PREFIX + name for name in _PROBE_ARRAYS)}
+    if surplus:
+        raise ValueError(f"unknown array {sorted(surplus)[0]!r}")
+    total = sum(len(p.prompt_ids) + len(p.generated) - 1 for p in document.prompts)
+    for name in PromptEvidence.ARRAYS:
+        if len(arrays[name]) != total:
+            raise ValueError(f"{name} has {len(arrays[name])} rows for {total} positions")
+    prompts, start = [], 0
+    for record in document.prompts:
+        end = start + len(record.prompt_ids) + len(record.generated) - 1
+        rows = {name: arrays[name][start:end] for name in PromptEvidence.ARRAYS}
+        prompts.append(PromptEvidence(record.name, record.text, record.prompt_ids, record.generated, **rows))
+        start = end
+    return tuple(prompts)
+
+
+def _check_probes(document: GoldenDocument, prompts: tuple[PromptEvidence, ...], probes: Probes) -> None:
+    layers = prompts[0].sketch.shape[1]
+    names = [p.name for p in prompts]
+    fed = len(prompts[names.index(document.probe_prompt)].fed)
+    if probes.layer_inputs.shape[:2] != (fed, layers):
+        raise ValueError(f"probe_layer_inputs is {probes.layer_inputs.shape} for {fed} positions and {layers} layers")
+    for prompt, position in zip(probes.prompts.tolist(), probes.positions.tolist(), strict=True):
+        if not (0 <= prompt < len(prompts) and 0 <= position < len(prompts[prompt].fed)):
+            raise ValueError(f"probe at prompt {prompt}, position {position} is outside the golden")

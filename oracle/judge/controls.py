@@ -1,0 +1,113 @@
+"""Controls: each gate must pass the perfect subject and fire on its planted fault, in the same session as the judgement.
+
+Positive: the perfect subject's run through the same harness. Negative: the gate's own `plant` in that run; for `slots`
+also faults planted in the subject's device, and in what the auditor is shown. A gate whose control misbehaves is not
+believed, whatever it says about the subject: the ledger turns red.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from oracle.judge.gate import Case, Gate
+from oracle.judge.jobs import PromptOutcome
+from oracle.judge.slot_audit import SlotAuditor
+from oracle.judge.slots import PASSES
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
+from oracle.subjects.protocol import VerifiedFill
+
+
+@dataclass(frozen=True)
+class ControlResult:
+    """One control of one gate.
+
+    Attributes:
+        name: `perfect` for the positive one, the planted fault's name for a negative one.
+        expected, seen: `pass` or `fire`, or the words of a `DeviceFault`.
+    """
+
+    name: str
+    expected: str
+    seen: str
+
+    @property
+    def behaved(self) -> bool:
+        return self.expected == self.seen
+
+
+def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
+    """The positive and the negative control of a gate that judges runs.
+
+    Args:
+        perfect: the perfect subject's run, judged by the class of the subject under test.
+    """
+    if gate.name == "slots":
+        perfect = _with_honest_fill(perfect)
+    return (
+        ControlResult("perfect", "pass", _outcome(gate, perfect)),
+        ControlResult("planted", "fire", _outcome(gate, gate.plant(perfect))),
+    )
+
+
+def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[ControlResult, ...]:
+    """Faults planted in the subject's own device; each with how it must be caught (`device-fault:KIND` or `gate:slots`)."""
+    results = []
+    for outcome, expected in outcomes:
+        if outcome.fault is not None:
+            seen = f"device-fault:{outcome.fault.kind}"
+        elif outcome.slots is not None and outcome.slots.violations:
+            seen = "gate:slots"
+        else:
+            seen = "not caught"
+        results.append(ControlResult(f"device {outcome.job.request.plant}", expected, seen))
+    return tuple(results)
+
+
+def auditor_controls(checkpoint: Checkpoint) -> tuple[ControlResult, ...]:
+    """The auditor shown one honest fill, and five dishonest ones."""
+
+    def show(fault: str) -> str:
+        auditor = SlotAuditor(checkpoint)
+        for projection in EXPERT_PROJECTIONS:
+            image = _image(checkpoint, 1 if fault == "wrong expert" else 0, projection)
+            read_back = image if fault == "shared memory" else image.copy()
+            if fault == "flipped byte" and projection == "down_proj":
+                read_back[-1] ^= 1
+            if fault == "copied shadow":  # both images corrupted alike: only the checkpoint's bytes show it
+                image = image.copy()
+                image[7] ^= 0x10
+                read_back = image.copy()
+            if fault != "unverified use" or projection != "up_proj":
+                auditor.verified(VerifiedFill(0, 0, projection, 3, 1, image, read_back, event=10))
+        auditor.used(0, 0, 3, 1, event=11)
+        return "fire" if auditor.evidence().violations else "pass"
+
+    honest = ControlResult("auditor honest", "pass", show("none"))
+    faults = ("flipped byte", "copied shadow", "wrong expert", "shared memory", "unverified use")
+    return (honest, *(ControlResult(f"auditor {fault}", "fire", show(fault)) for fault in faults))
+
+
+def _outcome(gate: Gate, case: Case) -> str:
+    verdict = gate.judge(case).verdict
+    return {"pass": "pass", "fail": "fire"}.get(verdict, verdict)
+
+
+def _image(checkpoint: Checkpoint, expert: int, projection: str) -> np.ndarray:
+    name = expert_weight(0, expert, projection)
+    return np.concatenate([checkpoint.raw(name), checkpoint.raw(name + SCALE_SUFFIX)])
+
+
+def _with_honest_fill(case: Case) -> Case:
+    """The perfect subject has no slots; give its run the evidence of one honest fill and of every use."""
+    auditor = SlotAuditor(case.checkpoint)
+    for projection in EXPERT_PROJECTIONS:
+        image = _image(case.checkpoint, 0, projection)
+        auditor.verified(VerifiedFill(0, 0, projection, 0, 1, image, image.copy(), event=1))
+    seen = auditor.evidence()
+    uses = PASSES * sum(p.expert_ids[..., 0].size * p.expert_ids.shape[2] for p, _ in case.answered())
+    stats = {"fills": seen.fills, "staged_bytes": seen.verified_bytes, "verified_bytes": seen.verified_bytes}
+    return replace(case, run=replace(case.run, slots=replace(seen, uses=uses), stats=stats))

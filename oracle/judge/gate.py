@@ -1,0 +1,132 @@
+"""What a gate is: a comparison, what it is blind to, and the fault it must be seen to catch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+from oracle.golden.calibration import ClassCalibration
+from oracle.golden.compare import Comparison, compare, concatenate
+from oracle.golden.evidence import PromptEvidence
+from oracle.golden.format import Golden
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.serialization import canonical_json
+from oracle.subjects.run import PromptRun, Run
+
+Verdict = Literal["fail", "incomplete", "pass", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason for a gate not to pass.
+
+    Attributes:
+        headline: what is wrong, in one line.
+        where: the worst place: prompt, position, layer, slot.
+        worst: the greatest difference, with its unit.
+        allowed: how much was allowed.
+        count, of: how many of how many.
+        verdict: `fail`, or `incomplete` where something could not be compared.
+    """
+
+    headline: str
+    where: str = ""
+    worst: str = ""
+    allowed: str = ""
+    count: int = 1
+    of: int = 1
+    verdict: Literal["fail", "incomplete"] = "fail"
+
+    def __str__(self) -> str:
+        facts = [f"{self.count} of {self.of}"]
+        facts += [
+            f"{name} {value}" for name, value in (("worst", self.worst), ("allowed", self.allowed), ("at", self.where)) if value
+        ]
+        return f"{self.headline} ({', '.join(facts)})"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a gate says: how many things it compared, what it found, and what it measured even where all is well."""
+
+    compared: int
+    findings: tuple[Finding, ...] = ()
+    measured: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {finding.verdict for finding in self.findings}
+        if "fail" in verdicts:
+            return "fail"
+        return "incomplete" if verdicts or self.compared == 0 else "pass"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration."""
+
+    golden: Golden
+    run: Run
+    checkpoint: Checkpoint
+    calibration: ClassCalibration
+
+    def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
+        """Each prompt that the run answered, in the golden's order."""
+        return [(p, self.run.prompts[p.name]) for p in self.golden.prompts if p.name in self.run.prompts]
+
+    @cached_property
+    def comparisons(self) -> dict[str, Comparison]:
+        """By prompt name; measured once, used by several gates."""
+        return {prompt.name: compare(prompt, run) for prompt, run in self.answered()}
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """Over all answered prompts, in the golden's order."""
+        return concatenate(self.comparisons.values())
+
+    def place(self, position: int) -> str:
+        """Prompt and position of a row of `comparison`."""
+        for prompt, _ in self.answered():
+            if position < len(prompt.fed):
+                return f"{prompt.name}[{position}]"
+            position -= len(prompt.fed)
+        raise IndexError(position)
+
+
+class Gate(Protocol):
+    """One gate.
+
+    Attributes:
+        name: as after `--only`.
+        definition: its metric, statistic, multiples and version, all JSON; the digest of it is part of the gate's id.
+        blind_to: what it cannot see, in one sentence.
+        needs_alignment: whether it may only speak when the subject was fed what the golden was.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def definition(self) -> Mapping[str, object]: ...
+
+    @property
+    def blind_to(self) -> str: ...
+
+    @property
+    def needs_alignment(self) -> bool: ...
+
+    def judge(self, case: Case) -> Judgement:
+        """Compare. Never raises for what a subject did."""
+        ...
+
+    def plant(self, case: Case) -> Case:
+        """The negative control: a copy of a passing case with a fault this gate must catch."""
+        ...
+
+
+def gate_id(name: str, definition: Mapping[str, object]) -> str:
+    """`name@digest of its definition`: a changed statistic is a visible change."""
+    return f"{name}@{hashlib.sha256(canonical_json({'name': name, **definition})).hexdigest()[:8]}"

@@ -1,0 +1,33 @@
+"""The gates, in the order they are judged and printed. `ledger` is not among them: it judges the others."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from oracle.errors import UsageError
+from oracle.judge.alignment import AlignmentGate
+from oracle.judge.chain import ChainGate
+from oracle.judge.flips import FlipsGate
+from oracle.judge.gate import Gate
+from oracle.judge.golden_gate import GoldenGate
+from oracle.judge.logits import LogitsGate
+from oracle.judge.residual import ResidualGate
+from oracle.judge.slots import SlotsGate
+
+GATES: tuple[Gate, ...] = (GoldenGate(), AlignmentGate(), ChainGate(), FlipsGate(), LogitsGate(), ResidualGate(), SlotsGate())
+LEDGER = "ledger"
+GATE_NAMES: tuple[str, ...] = (*(gate.name for gate in GATES), LEDGER)
+
+
+def select(pattern: str | None) -> tuple[str, ...]:
+    """Names of the gates that `--only PATTERN` keeps (a shell glob on the name or the whole id); all for None.
+
+    Raises:
+        UsageError: the pattern matches none.
+    """
+    if pattern is None:
+        return GATE_NAMES
+    chosen = tuple(name for name in GATE_NAMES if fnmatchcase(name, pattern.split("@")[0]))
+    if not chosen:
+        raise UsageError(f"--only {pattern!r} matches no gate; the gates are {', '.join(GATE_NAMES)}")
+    return chosen

@@ -1,0 +1,75 @@
+"""Gate `residual`: does the residual stream stay where the golden's is, layer by layer?
+
+Compared: 32-number sketches after each layer; median and p90 of the relative distance over positions, and the slope (the
+least-squares scale of the subject's sketches on the golden's, minus 1), each against three times the largest of the
+class's floor arms. A norm whose sum is 1 % off flips no more tokens than honest arms do; its slope stands out.
+It cannot see an error that lies in the sketch's null space at every position, or one confined to few positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.judge.gate import Case, Finding, Judgement
+
+
+class ResidualGate:
+    name = "residual"
+    definition = {
+        "version": 1,
+        "metric": "relative distance and slope of 32-number sketches per layer",
+        "statistic": "median and p90 over positions; least-squares slope",
+        "multiple": LIMIT_MULTIPLE,
+    }
+    blind_to = "faults at fewer than one position in ten, and what comes after the last layer"
+    needs_alignment = True
+
+    def judge(self, case: Case) -> Judgement:
+        comparison, limits = case.comparison, case.calibration.limits
+        positions, layers = comparison.sketch_distance.shape
+        median = np.quantile(comparison.sketch_distance, 0.5, axis=0)
+        p90 = np.quantile(comparison.sketch_distance, 0.9, axis=0)
+        slope = comparison.slope()
+        findings: list[Finding] = []
+        for name, values, allowed in (
+            ("median distance", median, np.array(limits.sketch_median)),
+            ("p90 distance", p90, np.array(limits.sketch_p90)),
+            ("slope", slope, np.full(layers, limits.sketch_slope)),
+        ):
+            if (wrong := np.abs(values) > allowed).any():
+                first = int(wrong.argmax())
+                findings.append(
+                    Finding(
+                        f"residual stream: {name} above the class's limit, first at layer {first}",
+                        f"layer {first}",
+                        f"{values[first]:+.3g}",
+                        f"{allowed[first]:.3g}",
+                        int(wrong.sum()),
+                        layers,
+                    )
+                )
+        ratio = float(max((median / limits.sketch_median).max(), (p90 / limits.sketch_p90).max()))
+        worst = int(np.abs(slope).argmax())
+        return Judgement(
+            positions * layers,
+            tuple(findings),
+            {
+                "largest distance over its limit": ratio,
+                "largest slope": float(slope[worst]),
+                "slope allowed": limits.sketch_slope,
+            },
+        )
+
+    def plant(self, case: Case) -> Case:
+        """The stream after layer 0 one per cent short at every position, as from a norm that sums in bf16."""
+
+        def shorten(sketch: np.ndarray) -> np.ndarray:
+            out = sketch.copy()
+            out[:, 0] *= np.float32(0.99)
+            return out
+
+        prompts = {name: replace(run, sketch=shorten(run.sketch)) for name, run in case.run.prompts.items()}
+        return replace(case, run=replace(case.run, prompts=prompts))

@@ -1,0 +1,155 @@
+"""A gate session from its options to its report: run the subject and the controls as jobs, then judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+from oracle.errors import GoldenError, RunError
+from oracle.golden.format import Golden, load_golden
+from oracle.judge.controls import device_controls
+from oracle.judge.environment import environment_record
+from oracle.judge.gates import select
+from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.verdict import Report, calibration_for, judge_session
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.registry import check_request, subject_factory
+from oracle.subjects.run import Run, load_run
+
+PERFECT = "perfect"
+Progress = Callable[[int, int], None]
+"""Called as (jobs done, of)."""
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What `kolibri-oracle gate` and the pytest plugin ask for.
+
+    Attributes:
+        replay: a stored run to judge in place of running `subject`.
+        only: a glob over gate names, or None for all.
+        workers: processes; None for all cores.
+    """
+
+    checkpoint: Path
+    golden: Path
+    subject: str = "tt"
+    device: str | None = None
+    arm: str | None = None
+    only: str | None = None
+    replay: Path | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Everything a judgement needs, before judging: the runs, and how the planted faults were caught."""
+
+    golden: Golden
+    checkpoint: Checkpoint
+    run: Run
+    perfect: Run
+    planted: tuple[tuple[PromptOutcome, str], ...]
+
+
+def run_session(options: SessionOptions, progress: Progress | None = None) -> Report:
+    """Record and judge.
+
+    Raises:
+        KolibriError: bad input (its kinds say which); nothing was written.
+    """
+    selected = select(options.only)
+    recorded = record_session(options, progress)
+    return judge_recorded(recorded, selected, partial=options.only is not None)
+
+
+def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool) -> Report:
+    """Judge what was recorded by the selected gates."""
+    return judge_session(
+        recorded.golden,
+        recorded.checkpoint,
+        recorded.run,
+        recorded.perfect,
+        selected=selected,
+        device=device_controls(recorded.planted),
+        partial=partial,
+    )
+
+
+def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
+    """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
+    golden, checkpoint = load_golden(options.golden), Checkpoint.open(options.checkpoint)
+    if golden.document.checkpoint_digest != checkpoint.digest():
+        raise GoldenError(
+            f"golden {options.golden} was made from another checkpoint ({golden.document.checkpoint_digest[:19]}..., "
+            f"{options.checkpoint} is {checkpoint.digest()[:19]}...); pass the golden and the checkpoint that belong together"
+        )
+    stored = None if options.replay is None else load_run(options.replay)
+    if stored is not None and stored.golden_digest != golden.digest:
+        raise RunError(
+            f"run {options.replay} answers another golden ({stored.golden_digest[:19]}...); pass that one with --golden"
+        )
+    request = SubjectRequest(options.checkpoint, None, options.device, options.arm)
+    own_jobs, plant_jobs = ([], []) if stored is not None else _subject_jobs(options, request, golden)
+    numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
+    perfect_request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
+    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name) for p in golden.prompts]
+    jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
+    outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
+    own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
+    planted = tuple((outcome, expected) for outcome, (_, expected) in zip(rest, plant_jobs, strict=False))
+    run = stored if stored is not None else _to_run(golden, own)
+    calibration_for(golden, run)
+    return Recorded(golden, checkpoint, run, _to_run(golden, rest[len(plant_jobs) :]), planted)
+
+
+def _numeric_class(options: SessionOptions) -> str:
+    factory = subject_factory(options.subject)
+    return factory.arms[options.arm or next(iter(factory.arms))]
+
+
+def _subject_jobs(
+    options: SessionOptions, request: SubjectRequest, golden: Golden
+) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
+    """The subject's own prompts, longest first so that cores finish together, and its planted faults with their answers."""
+    factory = subject_factory(options.subject)
+    check_request(options.subject, factory, request)
+    if options.subject == PERFECT:
+        request = replace(request, golden=options.golden)
+    by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
+    own = [PromptJob(options.subject, request, options.golden, p.name) for p in by_length]
+    enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
+    planted = [
+        (PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name), expected)
+        for plant, expected in sorted(factory.plants.items())
+        if expected == "gate:slots" or expected.startswith("device-fault:")
+    ]
+    return own, planted
+
+
+def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
+    """Merge outcomes in the golden's order of prompts."""
+    by_name = {outcome.job.prompt: outcome for outcome in outcomes}
+    ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
+    slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
+    return Run(
+        identity=ordered[0].identity,
+        golden_digest=golden.digest,
+        prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
+        faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
+        slots=reduce(add, slots) if slots else None,
+        stats=_summed(o.stats for o in ordered),
+        environment=environment_record(),
+    )
+
+
+def _summed(stats) -> Mapping[str, int]:
+    total: dict[str, int] = {}
+    for each in stats:
+        for name, value in each.items():
+            total[name] = total.get(name, 0) + value
+    return dict(sorted(total.items()))

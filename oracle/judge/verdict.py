@@ -1,0 +1,196 @@
+"""The verdict of a session: gates judged, controls run, the ledger drawn up, one word at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from oracle.errors import GoldenError
+from oracle.golden.calibration import ClassCalibration
+from oracle.golden.format import Golden
+from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
+from oracle.judge.flip_record import FlipRecord, flip_records, signature
+from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
+from oracle.judge.gates import GATES, LEDGER
+from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.run import Run
+
+REPORT_SCHEMA = "kolibri-gate/1"
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate's line of the verdict table."""
+
+    id: str
+    name: str
+    verdict: Verdict
+    compared: int
+    findings: tuple[Finding, ...]
+    controls: tuple[ControlResult, ...]
+    measured: Mapping[str, float | int | str]
+    blind_to: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole session's outcome.
+
+    Attributes:
+        verdict: `fail` over `incomplete` over `pass`.
+        partial: the set of gates was narrowed by the user.
+    """
+
+    verdict: Verdict
+    partial: bool
+    golden_digest: str
+    run: Run
+    gates: tuple[GateResult, ...]
+    flips: tuple[FlipRecord, ...]
+    flip_signature: str
+    ledger: tuple[LedgerEntry, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return {"pass": 0, "fail": 1, "incomplete": 3}[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `gate --json` writes."""
+        identity = self.run.identity
+        return {
+            "schema": REPORT_SCHEMA,
+            "verdict": self.verdict,
+            "partial": self.partial,
+            "golden": {"digest": self.golden_digest},
+            "subject": {**asdict(identity), "device": dict(identity.device)},
+            "environment": dict(self.run.environment),
+            "gates": [
+                {
+                    "id": gate.id,
+                    "verdict": gate.verdict,
+                    "compared": gate.compared,
+                    "findings": [{**asdict(f), "text": str(f)} for f in gate.findings],
+                    "controls": [{**asdict(c), "behaved": c.behaved} for c in gate.controls],
+                    "measured": dict(gate.measured),
+                    "blind_to": gate.blind_to,
+                }
+                for gate in self.gates
+            ],
+            "flips": [flip.model_dump(mode="json") for flip in self.flips],
+            "flip_signature": self.flip_signature,
+            "ledger": [asdict(entry) for entry in self.ledger],
+        }
+
+
+def calibration_for(golden: Golden, run: Run) -> ClassCalibration:
+    """The calibration of the run's class.
+
+    Raises:
+        GoldenError: the golden has none for that class.
+    """
+    numeric_class = run.identity.numeric_class
+    try:
+        return golden.document.classes[numeric_class]
+    except KeyError:
+        known = ", ".join(golden.document.classes)
+        raise GoldenError(f"the golden has no floor for class {numeric_class}; it has {known}: make one that has") from None
+
+
+def judge_session(
+    golden: Golden,
+    checkpoint: Checkpoint,
+    run: Run,
+    perfect: Run,
+    *,
+    selected: Sequence[str],
+    device: Sequence[ControlResult] = (),
+    partial: bool = False,
+) -> Report:
+    """Judge a run by the selected gates, each with its controls, and draw up the ledger.
+
+    Args:
+        perfect: the perfect subject's run on the same golden, through the same harness.
+        selected: gate names to judge.
+        device: results of faults planted in the subject's own device.
+        partial: whether `selected` was narrowed by the user.
+    """
+    calibration = calibration_for(golden, run)
+    case = Case(golden, run, checkpoint, calibration)
+    control_case = Case(golden, perfect, checkpoint, calibration)
+    aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
+    required = tuple(name for name in run.identity.required_gates if name in selected)
+    results, entries = [], []
+    for gate in GATES:
+        if gate.name not in selected:
+            continue
+        result = _judge_gate(gate, case, control_case, required, aligned, tuple(device))
+        results.append(result)
+        entries.append(_entry(result, gate.name in required))
+    # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
+    results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run))
+    entries.append(_entry(results[-1], required=True))
+    flips = flip_records(case) if aligned else ()
+    return Report(
+        verdict=_overall([r.verdict for r in results]),
+        partial=partial,
+        golden_digest=golden.digest,
+        run=run,
+        gates=tuple(results),
+        flips=flips,
+        flip_signature=signature(golden.digest, flips),
+        ledger=tuple(entries),
+    )
+
+
+def _judge_gate(
+    gate: Gate, case: Case, control_case: Case, required: Sequence[str], aligned: bool, device: tuple[ControlResult, ...]
+) -> GateResult:
+    if gate.name not in required and gate.name not in case.run.identity.required_gates:
+        return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
+    controls = gate_controls(gate, control_case)
+    if gate.name == "slots":
+        controls = (*controls, *auditor_controls(case.checkpoint), *device)
+    if gate.needs_alignment and not aligned:
+        judgement = Judgement(0, (Finding("not compared: the run is not aligned with the golden", verdict="incomplete"),))
+    else:
+        judgement = gate.judge(case)
+    return GateResult(
+        gate_id(gate.name, gate.definition),
+        gate.name,
+        judgement.verdict,
+        judgement.compared,
+        judgement.findings,
+        controls,
+        judgement.measured,
+        gate.blind_to,
+    )
+
+
+def _judge_ledger(entries: list[LedgerEntry], required: list[str], run: Run) -> GateResult:
+    identity = gate_id(LEDGER, DEFINITION)
+    if not entries:
+        finding = Finding("no gate was selected that the ledger could look at", verdict="incomplete")
+        return GateResult(identity, LEDGER, "incomplete", 0, (finding,), (), {}, BLIND_TO)
+    judgement = judge_ledger(entries, required, run.identity.device)
+    controls = ledger_controls(entries, required, run.identity.device)
+    findings = judgement.findings + tuple(
+        Finding(f"control {c.name!r} of the ledger misbehaved", worst=c.seen, allowed=c.expected)
+        for c in controls
+        if not c.behaved
+    )
+    judged = replace(judgement, findings=findings)
+    return GateResult(identity, LEDGER, judged.verdict, judged.compared, judged.findings, controls, {}, BLIND_TO)
+
+
+def _entry(result: GateResult, required: bool) -> LedgerEntry:
+    ran = result.verdict != "not applicable"
+    reason = "" if ran else "the subject does not declare it"
+    return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
+
+
+def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+    if "fail" in verdicts:
+        return "fail"
+    return "incomplete" if "incomplete" in verdicts or "pass" not in verdicts else "pass"

@@ -1,0 +1,1 @@
+"""Reports of a session for people: the terminal's verdict table."""

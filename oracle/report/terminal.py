@@ -1,0 +1,89 @@
+"""The verdict table as text. Everything shown is plain text: nothing from a golden or a run is read as markup."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oracle.judge.flip_record import FlipRecord
+from oracle.judge.verdict import GateResult, Report
+
+_STYLE = {"pass": "green", "fail": "bold red", "incomplete": "yellow", "not applicable": "dim"}
+_MOST_FLIPS = 20
+_MOST_FINDINGS = 8
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Print the headline, the verdict table, findings, flips and the signature."""
+    identity = report.run.identity
+    device = ", ".join(f"{k} {v}" for k, v in identity.device.items()) or "host only"
+    console.print(Text(f"subject {identity.name}, arm {identity.arm}, class {identity.numeric_class}, device: {device}"))
+    console.print(Text(f"golden {report.golden_digest}"))
+    console.print(_gate_table(report))
+    for gate in report.gates:
+        if gate.measured:
+            facts = ", ".join(f"{name} {_number(value)}" for name, value in gate.measured.items())
+            console.print(Text(f"{gate.name}: {facts}"), soft_wrap=True)
+    for gate in report.gates:
+        for finding in gate.findings[:_MOST_FINDINGS]:
+            console.print(
+                Text.assemble((f"{finding.verdict} ", _STYLE[finding.verdict]), f"{gate.name}: {finding}"), soft_wrap=True
+            )
+        if (more := len(gate.findings) - _MOST_FINDINGS) > 0:
+            console.print(Text(f"{gate.name}: and {more} more findings; --json FILE has them all"))
+    if report.flips:
+        console.print(_flip_table(report.flips))
+    console.print(Text(f"flips: {len(report.flips)}, signature {report.flip_signature}"), soft_wrap=True)
+    headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
+    console.print(Text(headline, style=_STYLE[report.verdict]))
+
+
+def _gate_table(report: Report) -> Table:
+    table = Table(show_lines=False)
+    table.add_column("gate", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("compared", justify="right")
+    table.add_column("controls", no_wrap=True)
+    for gate in report.gates:
+        table.add_row(
+            Text(gate.id),
+            Text(gate.verdict, style=_STYLE[gate.verdict]),
+            f"{gate.compared:,}" if gate.verdict != "not applicable" else "",
+            _controls(gate),
+        )
+    return table
+
+
+def _controls(gate: GateResult) -> Text:
+    if not gate.controls:
+        return Text("")
+    good, bad = [c for c in gate.controls if c.behaved], [c for c in gate.controls if not c.behaved]
+    passed = sum(c.expected == "pass" for c in good)
+    text = Text(f"{passed} passed, {len(good) - passed} fired", style="green" if not bad else "")
+    if bad:
+        text.append(f", {len(bad)} MISBEHAVED", style="bold red")
+    return text
+
+
+def _flip_table(flips: tuple[FlipRecord, ...]) -> Table:
+    title = f"flips ({min(len(flips), _MOST_FLIPS)} of {len(flips)}, largest regret first)"
+    table = Table(title=title, title_justify="left")
+    for name in ("where", "expected", "got", "regret", "margin", "sets differ", "sketch off", "class"):
+        table.add_column(name, no_wrap=True)
+    for flip in sorted(flips, key=lambda f: -f.regret)[:_MOST_FLIPS]:
+        table.add_row(
+            Text(f"{flip.prompt}[{flip.position}]"),
+            str(flip.expected),
+            str(flip.got),
+            f"{flip.regret:.5f}" if flip.rank >= 0 else f"> {flip.regret:.3f}",
+            f"{flip.golden_margin:.5f}",
+            "no" if flip.set_layer is None else f"layer {flip.set_layer}, gap {flip.set_gap:.4f}",
+            "no" if flip.sketch_layer is None else f"layer {flip.sketch_layer}",
+            Text(flip.label, style="bold red" if flip.label == "hard" else ""),
+        )
+    return table
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,65 @@
+"""The reference as a subject, in any of its arms: token by token through the same harness as a port. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from oracle.kolibri1.arms import ARMS, TRUTH
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.kolibri1.reference import Reference
+from oracle.subjects.perfect import HOST_GATES
+from oracle.subjects.protocol import FillObserver, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
+
+
+class ReferenceSubject:
+    """Decodes one id per step with a KV cache."""
+
+    def __init__(self, reference: Reference, checkpoint: Checkpoint) -> None:
+        self._reference = reference
+        self._embedding = checkpoint.raw("model.embed_tokens.weight").reshape(checkpoint.config.vocab_size, -1)
+        self._cache = reference.new_cache()
+
+    @property
+    def identity(self) -> SubjectIdentity:
+        arm = self._reference.arm
+        return SubjectIdentity("reference", arm.numeric_class, arm.name, HOST_GATES)
+
+    def reset(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self._cache = self._reference.new_cache()
+
+    def step(self, token: int) -> StepEvidence:
+        position = self._cache.length
+        forward = self._reference.forward([token], self._cache)
+        return StepEvidence(
+            token=token,
+            position=position,
+            logits=forward.logits[0].numpy().astype(np.float32),
+            embedding=self._embedding[token],
+            expert_ids=forward.expert_ids[0].numpy().astype(np.int32),
+            expert_weights=forward.expert_weights[0].numpy().astype(np.float32),
+            residual=forward.residual[0].numpy().astype(np.float32),
+        )
+
+    def stats(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class ReferenceFactory:
+    arms: Mapping[str, NumericClass] = {name: ARMS[name].numeric_class for name in ARMS}
+    devices: tuple[str, ...] = ()
+    plants: Mapping[str, str] = {}
+
+    def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> ReferenceSubject:
+        checkpoint = Checkpoint.open(request.checkpoint)
+        return ReferenceSubject(Reference(checkpoint, ARMS[request.arm or TRUTH.name]), checkpoint)
+
+
+FACTORY = ReferenceFactory()

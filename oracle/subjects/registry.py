@@ -1,0 +1,47 @@
+"""Finds subjects by the entry points of installed packages, so that the oracle imports none of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from oracle.errors import SubjectError
+from oracle.subjects.protocol import SubjectFactory, SubjectRequest
+
+GROUP = "kolibri_oracle.subjects"
+
+
+def subject_names() -> tuple[str, ...]:
+    """Names of all installed subjects, sorted."""
+    return tuple(sorted(_entries()))
+
+
+def subject_factory(name: str) -> SubjectFactory:
+    """The factory of a subject.
+
+    Raises:
+        SubjectError: no such subject is installed, or importing it failed.
+    """
+    entries = _entries()
+    if name not in entries:
+        raise SubjectError(f"unknown subject {name!r}; installed subjects are {', '.join(sorted(entries)) or 'none'}")
+    try:
+        return entries[name].load()
+    except ImportError as error:
+        raise SubjectError(
+            f"subject {name!r} cannot be used here: {error}; install it with `pip install 'kolibri-oracle[reference]'`"
+        ) from None
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -> None:
+    """Raise `SubjectError` unless the subject has the arm, device and plant asked for: before anything costly runs."""
+    for what, asked, known in (
+        ("arm", request.arm, tuple(factory.arms)),
+        ("device", request.device, factory.devices),
+        ("plant", request.plant, tuple(factory.plants)),
+    ):
+        if asked is not None and asked not in known:
+            raise SubjectError(f"subject {name!r} has no {what} {asked!r}; it has {', '.join(known) or 'none'}")

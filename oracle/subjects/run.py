@@ -1,0 +1,169 @@
+"""A run: what a subject did on a golden's prompts, as plain arrays. Stored as JSON and safetensors, or judged at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oracle.errors import RunError
+from oracle.serialization import canonical_json, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.subjects.protocol import SubjectIdentity
+
+RUN_SCHEMA = "kolibri-run/1"
+EMBEDDING_DIGEST_BYTES = 16
+_ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
+
+
+@dataclass(frozen=True)
+class PromptRun:
+    """A subject's teacher-forced pass and free run over one prompt. T positions fed, n stored logits, L layers, k experts.
+
+    Attributes:
+        consumed, positions: int32 [T], the ids and positions the subject says it computed.
+        embedding_digest: uint8 [T, 16], of the raw embedding row it consumed.
+        argmax: int32 [T], its own, lowest id among equals.
+        logits_at_golden: float32 [T, n], its logits at the golden's stored ids.
+        top_ids, top_logits: int32 and float32 [T, n], its own largest.
+        logsumexp: float64 [T].
+        expert_ids, expert_weights: int32 and float32 [T, L, k].
+        sketch: float32 [T, L, 32].
+        non_finite: int32 [T], how many NaN or infinite numbers the step showed (they are stored as 0).
+        free_consumed: int32 [T], the ids it consumed in the free run.
+        free_generated: int32 [G], the chain it generated.
+    """
+
+    consumed: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    embedding_digest: npt.NDArray[np.uint8]
+    argmax: npt.NDArray[np.int32]
+    logits_at_golden: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top_logits: npt.NDArray[np.float32]
+    logsumexp: npt.NDArray[np.float64]
+    expert_ids: npt.NDArray[np.int32]
+    expert_weights: npt.NDArray[np.float32]
+    sketch: npt.NDArray[np.float32]
+    non_finite: npt.NDArray[np.int32]
+    free_consumed: npt.NDArray[np.int32]
+    free_generated: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class SlotEvidence:
+    """What the judge's auditor saw of a subject's fills.
+
+    Attributes:
+        fills: whole experts verified (all three projections of one slot generation).
+        verified_bytes: bytes read back and compared.
+        checkpoint_bytes: bytes of these compared with the checkpoint's too.
+        uses: times an expert in a slot took part in compute.
+        violations: each thing that was wrong, in the order seen, one sentence each.
+    """
+
+    fills: int = 0
+    verified_bytes: int = 0
+    checkpoint_bytes: int = 0
+    uses: int = 0
+    violations: tuple[str, ...] = ()
+
+    def __add__(self, other: SlotEvidence) -> SlotEvidence:
+        return SlotEvidence(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a subject showed on a golden: arrays per prompt, and what happened beside them.
+
+    Attributes:
+        identity: who ran.
+        golden_digest: of the golden whose prompts were fed.
+        prompts: by the golden's prompt name; prompts that were not run are absent.
+        faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
+        slots: the auditor's evidence, summed over prompts; None for a subject without slots.
+        stats: the subject's counters, summed over prompts.
+        environment: what it ran on.
+    """
+
+    identity: SubjectIdentity
+    golden_digest: str
+    prompts: Mapping[str, PromptRun]
+    faults: Mapping[str, str] = field(default_factory=dict)
+    slots: SlotEvidence | None = None
+    stats: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def save_run(run: Run, folder: Path) -> None:
+    """Write `run.json` and `run.safetensors` into the new folder `folder`; whole or not at all.
+
+    Raises:
+        UsageError: the folder exists, or cannot be made.
+    """
+    arrays = {
+        f"{index:04d}/{f.name}": getattr(prompt_run, f.name)
+        for index, prompt_run in enumerate(run.prompts.values())
+        for f in fields(PromptRun)
+    }
+    packed = pack_arrays(arrays)
+    document = {
+        "schema": RUN_SCHEMA,
+        "identity": asdict(run.identity),
+        "golden_digest": run.golden_digest,
+        "prompts": list(run.prompts),
+        "faults": dict(run.faults),
+        "slots": None if run.slots is None else asdict(run.slots),
+        "stats": dict(run.stats),
+        "environment": dict(run.environment),
+        "arrays_digest": digest(packed),
+    }
+    with new_folder(folder) as temporary:
+        (temporary / "run.safetensors").write_bytes(packed)
+        (temporary / "run.json").write_bytes(canonical_json(document))
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run back.
+
+    Raises:
+        RunError: no run there, another schema, damaged bytes, missing or surplus fields.
+    """
+    path = folder / "run.json"
+    document = parse_json(read_bytes(path, RunError, _ADVICE), path, RunError, _ADVICE)
+    if document.get("schema") != RUN_SCHEMA:
+        raise RunError(f"{path} has schema {document.get('schema')!r}, this version reads {RUN_SCHEMA!r}; {_ADVICE}")
+    arrays_path = folder / "run.safetensors"
+    packed = read_bytes(arrays_path, RunError, _ADVICE)
+    if digest(packed) != document.get("arrays_digest"):
+        raise RunError(f"{arrays_path} does not have the digest that {path.name} gives; {_ADVICE}")
+    arrays = unpack_arrays(packed, arrays_path, RunError, _ADVICE)
+    try:
+        return _parse(document, arrays)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise RunError(f"{path} is damaged ({problem!r}); {_ADVICE}") from None
+
+
+def _parse(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Run:
+    names = document["prompts"]
+    expected = {f"{index:04d}/{f.name}" for index in range(len(names)) for f in fields(PromptRun)}
+    if expected != arrays.keys():
+        raise ValueError(f"arrays differ from the list of prompts: {sorted(expected ^ arrays.keys())[:3]}")
+    prompts = {
+        name: PromptRun(**{f.name: arrays[f"{index:04d}/{f.name}"] for f in fields(PromptRun)})
+        for index, name in enumerate(names)
+    }
+    identity = document["identity"]
+    slots = document["slots"]
+    return Run(
+        identity=SubjectIdentity(**{**identity, "required_gates": tuple(identity["required_gates"])}),
+        golden_digest=document["golden_digest"],
+        prompts=prompts,
+        faults=document["faults"],
+        slots=None if slots is None else SlotEvidence(**{**slots, "violations": tuple(slots["violations"])}),
+        stats={str(k): int(v) for k, v in document["stats"].items()},
+        environment=document["environment"],
+    )
