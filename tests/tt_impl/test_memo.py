@@ -1,0 +1,82 @@
+"""A memo serves the expert, slot and generation it was made from, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oracle.errors import DeviceFault
+from oracle.kolibri1.checkpoint import Checkpoint
+from tt_impl.device.protocol import DType
+from tt_impl.device.sim import SimDevice
+from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.memo import FeedForwardWeights, Memo, MemoKey
+from tt_impl.stats import StepStats
+
+
+class Rig:
+    def __init__(self, checkpoint: Checkpoint, capacity: int) -> None:
+        self.device = SimDevice()
+        self.stats = StepStats()
+        self.layout = ExpertLayout.of(checkpoint.config)
+        self.source = CheckpointExperts(checkpoint)
+        self.memo = Memo(self.device, self.layout, DType.FLOAT32, capacity, self.stats)
+
+    def obtain(self, expert: int, slot: int = 0, generation: int = 1, *, image_of: int | None = None) -> FeedForwardWeights:
+        image = self.source.payload(1, expert if image_of is None else image_of)
+        return self.memo.obtain(MemoKey(1, expert, slot, generation), image)
+
+    def values(self, weights: FeedForwardWeights) -> list[np.ndarray]:
+        return [self.device.copy_device_to_host_tensor(tensor, blocking=True).array() for tensor in weights]
+
+
+def test_a_memo_holds_the_images_up_rows_then_gate_rows_and_down(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 4)
+    image = rig.source.payload(1, 2)
+    gate, up, down = (rig.layout.segment(f"{name}_proj").dequantize(image, DType.FLOAT32) for name in ("gate", "up", "down"))
+    up_gate, found_down = rig.values(rig.obtain(2))
+    assert up_gate.tolist() == [*up.tolist(), *gate.tolist()]
+    assert found_down.tolist() == down.tolist()
+
+
+def test_the_same_key_is_served_without_looking_at_the_image_again(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 4)
+    assert rig.obtain(2) is rig.obtain(2, image_of=3)
+    assert (rig.stats.memo_hits, rig.stats.memo_misses) == (1, 1)
+
+
+@pytest.mark.parametrize("other", [{"generation": 2}, {"slot": 1}])
+def test_another_generation_or_slot_is_made_anew(tiny: Checkpoint, other: dict[str, int]) -> None:
+    rig = Rig(tiny, 4)
+    old = rig.obtain(2)
+    new = rig.obtain(2, image_of=3, **other)
+    assert rig.stats.memo_misses == 2
+    assert not np.array_equal(rig.values(old)[0], rig.values(new)[0])
+
+
+def test_release_frees_the_device_memory_of_that_expert_only(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 4)
+    kept, gone = rig.obtain(2, slot=0), rig.obtain(3, slot=1)
+    rig.memo.release(1, 3, 1)
+    assert [tensor.is_allocated for tensor in (*kept, *gone)] == [True, True, False, False]
+    assert rig.stats.memo_releases == 1
+    with pytest.raises(DeviceFault, match="use-after-free"):
+        rig.device.add(gone.down, gone.down)
+
+
+def test_a_full_memo_drops_the_least_recently_used(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 2)
+    first, second = rig.obtain(1), rig.obtain(2, slot=1)
+    rig.obtain(1)
+    rig.obtain(3, slot=2)
+    assert first.down.is_allocated
+    assert not second.down.is_allocated
+    assert rig.stats.memo_evictions == 1
+
+
+def test_close_frees_everything(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 2)
+    rig.obtain(1)
+    rig.obtain(2, slot=1)
+    rig.memo.close()
+    assert rig.device.get_memory_view().allocated_bytes == 0

@@ -1,0 +1,113 @@
+"""The factory: what it offers, what it refuses, and that each of its plants is caught as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oracle.errors import DeviceFault, SubjectError
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import StepEvidence, SubjectRequest, VerifiedFill
+from tt_impl.subject import FACTORY
+
+OWN_CHECKS = {name: caught.removeprefix("device-fault:") for name, caught in FACTORY.plants.items() if "fault:" in caught}
+
+
+def run(folder: Path, tokens: list[int], plant: str | None, arm: str = "exact") -> list[StepEvidence]:
+    subject = FACTORY.open(SubjectRequest(folder, device="sim", arm=arm, plant=plant))
+    subject.start()
+    return [subject.step(token) for token in tokens]
+
+
+def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
+    subject = FACTORY.open(SubjectRequest(tiny_folder))
+    identity = subject.identity
+    assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
+    assert identity.required_gates == ("golden", "alignment", "chain", "flips", "logits", "residual", "slots", "ledger")
+    assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"arm": "fast"}, "no arm 'fast'; its arms are bf16, exact"),
+        ({"device": "gpu"}, "no device 'gpu'; its devices are sim"),
+        ({"device": "ttnn"}, "device 'ttnn' is not available in this version"),
+        ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, norm-swap, window-short"),
+    ],
+)
+def test_what_it_does_not_have_is_refused_in_one_line(tiny_folder: Path, wrong: dict[str, str], message: str) -> None:
+    with pytest.raises(SubjectError, match=message) as caught:
+        FACTORY.open(SubjectRequest(tiny_folder, **wrong))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_counts_positions_and_shapes_its_evidence(tiny_folder: Path, tokens: list[int]) -> None:
+    steps = run(tiny_folder, tokens[:3], None)
+    assert [(step.token, step.position) for step in steps] == [(token, i) for i, token in enumerate(tokens[:3])]
+    step = steps[-1]
+    assert step.residual is not None
+    assert (step.logits.shape, step.embedding.shape, step.residual.shape) == ((96,), (128,), (3, 64))
+    assert (step.expert_ids.shape, step.expert_ids.dtype) == ((3, 3), np.int32)
+
+
+@pytest.mark.parametrize("arm", ["bf16", "exact"])
+@pytest.mark.parametrize(("plant", "kind"), OWN_CHECKS.items())
+def test_a_plant_the_decoder_must_notice_is_raised_in_the_first_step(
+    tiny_folder: Path, tokens: list[int], plant: str, kind: str, arm: str
+) -> None:
+    with pytest.raises(DeviceFault) as caught:
+        run(tiny_folder, tokens[:1], plant, arm)
+    assert caught.value.kind == kind
+
+
+def test_both_of_the_decoders_own_checks_have_a_plant() -> None:
+    assert sorted(OWN_CHECKS.values()) == ["slot-verification", "unsettled-read"]
+
+
+def test_the_wrong_experts_shadow_differs_from_the_checkpoint_and_from_nothing_else(
+    tiny_folder: Path, tiny: Checkpoint, tokens: list[int]
+) -> None:
+    wrong: set[tuple[int, int]] = set()
+
+    class Listener:
+        def verified(self, fill: VerifiedFill) -> None:
+            name = f"model.layers.{fill.layer}.mlp.experts.{fill.expert}.{fill.projection}.weight"
+            stored = tiny.raw(name).tobytes() + tiny.raw(name + "_scale_inv").tobytes()
+            assert fill.shadow.tobytes() == fill.read_back.tobytes()
+            if fill.shadow.tobytes() != stored:
+                wrong.add((fill.layer, fill.expert))
+
+        def used(self, layer: int, expert: int, slot: int, generation: int, event: int) -> None:
+            pass
+
+    subject = FACTORY.open(SubjectRequest(tiny_folder, plant="wrong-expert"), Listener())
+    for token in tokens:
+        subject.step(token)
+    assert len(wrong) == 1
+    assert next(iter(wrong))[0] == 1
+
+
+def test_swapped_norms_bend_the_residual_from_their_layer_on(tiny_folder: Path, tokens: list[int]) -> None:
+    right, wrong = (run(tiny_folder, tokens[:2], plant)[0].residual for plant in (None, "norm-swap"))
+    assert right is not None
+    assert wrong is not None
+    distance = np.linalg.norm(right - wrong, axis=1) / np.linalg.norm(right, axis=1)
+    assert distance[0] == 0
+    assert (distance[1:] > 0.01).all()
+
+
+def test_a_short_window_shows_in_the_logits_once_the_window_is_full(
+    tiny_folder: Path, tiny: Checkpoint, tokens: list[int]
+) -> None:
+    right, wrong = (run(tiny_folder, tokens, plant) for plant in (None, "window-short"))
+    distance = [np.abs(a.logits - b.logits).max() / np.abs(a.logits).max() for a, b in zip(right, wrong, strict=True)]
+    full = tiny.config.sliding_window - 1
+    assert max(distance[:full]) == 0
+    assert min(distance[full:]) > 1e-3
+
+
+def test_every_plant_is_tried_here() -> None:
+    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short"}

@@ -1,0 +1,1 @@
+"""Devices: `protocol` is what the decoder needs, `sim` is a Blackhole in numpy."""

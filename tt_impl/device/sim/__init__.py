@@ -1,0 +1,7 @@
+"""A Blackhole in numpy: bytes at addresses, an asynchronous command queue, an event log, and faults on request."""
+
+from tt_impl.device.sim.device import SimDevice
+from tt_impl.device.sim.faults import BitFlip, FaultPlan
+from tt_impl.device.sim.queue import Schedule, schedule_named
+
+__all__ = ["BitFlip", "FaultPlan", "Schedule", "SimDevice", "schedule_named"]

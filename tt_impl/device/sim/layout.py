@@ -1,0 +1,83 @@
+"""Packing arrays into a tensor's bytes and back: row-major, and 32x32 tiles of four 16x16 faces.
+
+A face's row, 16 elements, is the longest run that both layouts keep together; it is moved as one opaque item, so that one
+rule serves every dtype. Packing moves bits and converts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, Bytes, DType, HostArray, Layout
+
+
+def padded_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """`shape` as stored: in TILE the last two dimensions rounded up to 32."""
+    if layout is Layout.ROW_MAJOR:
+        return tuple(shape)
+    return (*shape[:-2], _up(shape[-2]), _up(shape[-1]))
+
+
+@lru_cache(maxsize=4096)
+def packed_bytes(shape: tuple[int, ...], dtype: DType, layout: Layout) -> int:
+    """Bytes that a tensor takes in DRAM, padding included."""
+    return math.prod(padded_shape(shape, layout)) * dtype.item_bytes
+
+
+def pack(array: HostArray, layout: Layout) -> Bytes:
+    """The bytes of `array` (at least two dimensions in TILE) in `layout`, in memory of their own; padding is zero."""
+    out = np.empty(math.prod(padded_shape(array.shape, layout)) * array.itemsize, np.uint8)
+    pack_into(out, array, layout)
+    return out
+
+
+def pack_into(out: Bytes, array: HostArray, layout: Layout) -> None:
+    """As `pack`, into `out`, a contiguous vector of exactly the packed size."""
+    if layout is Layout.ROW_MAJOR:
+        out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return
+    rows, columns = array.shape[-2:]
+    if rows == 1 and columns % TILE_SIDE == 0 and array.ndim == 2:
+        out.fill(0)
+        _first_row(out, array.dtype)[...] = array.reshape(-1, 2, FACE_SIDE)
+        return
+    tiles = face_rows(out, array.shape, array.itemsize)
+    if rows % TILE_SIDE or columns % TILE_SIDE:
+        padded = np.zeros(padded_shape(array.shape, layout), array.dtype)
+        padded[..., :rows, :columns] = array
+        array = padded
+    source = np.ascontiguousarray(array).view(tiles.dtype).reshape(-1, tiles.shape[1], 2, FACE_SIDE, tiles.shape[2], 2)
+    tiles[...] = source.transpose(0, 1, 4, 2, 5, 3)
+
+
+def unpack(data: Bytes, shape: Sequence[int], dtype: DType, layout: Layout) -> HostArray:
+    """The array of `shape` in packed `data`; a view of `data` in ROW_MAJOR, a copy in TILE."""
+    numpy_dtype = dtype.host
+    if layout is Layout.ROW_MAJOR:
+        return data.view(numpy_dtype).reshape(shape)
+    rows, columns = shape[-2:]
+    if rows == 1 and len(shape) == 2:
+        return _first_row(data, dtype.host).reshape(1, -1)[:, :columns]
+    tiles = face_rows(data, shape, dtype.item_bytes)
+    whole = np.ascontiguousarray(tiles.transpose(0, 1, 3, 5, 2, 4)).reshape(-1).view(numpy_dtype)
+    return whole.reshape(padded_shape(shape, layout))[..., :rows, :columns]
+
+
+def face_rows(data: Bytes, shape: Sequence[int], item_bytes: int) -> HostArray:
+    """Packed TILE bytes as opaque face rows: [matrices, tile rows, tile columns, face row, face column, 16]."""
+    rows, columns = (-(-n // TILE_SIDE) for n in shape[-2:])
+    return data.view(f"V{FACE_SIDE * item_bytes}").reshape(-1, rows, columns, 2, 2, FACE_SIDE)
+
+
+def _first_row(data: Bytes, dtype: np.dtype[Any]) -> HostArray:
+    """Row 0 of the packed tiles of one matrix of at most 32 rows, as a view [tile column, face column, 16]."""
+    return data.view(dtype).reshape(-1, 2, 2, FACE_SIDE, FACE_SIDE)[:, 0, :, 0]
+
+
+def _up(n: int) -> int:
+    return (n + TILE_SIDE - 1) & -TILE_SIDE

@@ -1,0 +1,118 @@
+"""Faults that the subject can plant in itself, each at one of the decoder's seams; the decoder's code does not know them.
+
+To add one: write a function from `Parts` to `Parts` that replaces one part, and enter it in `PLANTS` with how it must be
+caught: `device-fault:KIND` if the decoder's own check must raise it, `gate:NAME` if only the judge can see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.device.protocol import Bytes
+from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice
+from tt_impl.expert_layout import ExpertSource
+from tt_impl.staging import WeightSource
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a simulated decoder is assembled from."""
+
+    config: Kolibri1Config
+    weights: WeightSource
+    experts: ExpertSource
+    open_device: Callable[[], SimDevice] = SimDevice
+
+    @property
+    def planted_layer(self) -> int:
+        """The layer that plants go for: the second, so that the first passes before they strike."""
+        return min(1, self.config.num_hidden_layers - 1)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How a planted fault must be caught, and what it changes."""
+
+    caught_by: str
+    apply: Callable[[Parts], Parts]
+
+
+def flip_slot_byte(parts: Parts) -> Parts:
+    """One bit of an expert's bytes flips on the device as its first fill lands."""
+    flip = BitFlip(f"layer{parts.planted_layer}.slot0", write=1, offset=5, mask=0x10)
+    return replace(parts, open_device=lambda: SimDevice(faults=FaultPlan((flip,))))
+
+
+class _WrongExpert:
+    """Hands over another expert's bytes for the first expert that a layer asks for, always for that one."""
+
+    def __init__(self, source: ExpertSource, layer: int, experts: int) -> None:
+        self._source = source
+        self._layer = layer
+        self._experts = experts
+        self._victim: int | None = None
+
+    def payload(self, layer: int, expert: int) -> Bytes:
+        if layer == self._layer:
+            if self._victim is None:
+                self._victim = expert
+            if expert == self._victim:
+                expert = (expert + 1) % self._experts
+        return self._source.payload(layer, expert)
+
+
+def stage_wrong_expert(parts: Parts) -> Parts:
+    """One expert's fills carry another's bytes: shadow and device agree, and both are wrong."""
+    return replace(parts, experts=_WrongExpert(parts.experts, parts.planted_layer, parts.config.num_experts))
+
+
+class _SkipsOneSynchronize(SimDevice):
+    """Leaves out its `which`-th synchronization, counted from 1."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self._left = which
+
+    def synchronize_device(self) -> None:
+        self._left -= 1
+        if self._left != 0:
+            super().synchronize_device()
+
+
+def skip_drain(parts: Parts) -> Parts:
+    """The settling of one layer's first fills is left out. Cold slots make every layer drain in the first step."""
+    return replace(parts, open_device=lambda: _SkipsOneSynchronize(parts.planted_layer + 1))
+
+
+class _SwapsNames:
+    """Answers for `first` with `second` and the other way round."""
+
+    def __init__(self, source: WeightSource, first: str, second: str) -> None:
+        self._source = source
+        self._renamed = {first: second, second: first}
+
+    def raw(self, name: str) -> Bytes:
+        return self._source.raw(self._renamed.get(name, name))
+
+
+def swap_norms(parts: Parts) -> Parts:
+    """A layer's two post norms change places."""
+    prefix = f"model.layers.{parts.planted_layer}"
+    swapped = _SwapsNames(parts.weights, f"{prefix}.post_attn_norm.weight", f"{prefix}.post_ffn_norm.weight")
+    return replace(parts, weights=swapped)
+
+
+def shorten_window(parts: Parts) -> Parts:
+    """Sliding layers see one position less."""
+    return replace(parts, config=parts.config.model_copy(update={"sliding_window": parts.config.sliding_window - 1}))
+
+
+PLANTS: Mapping[str, Plant] = {
+    "slot-byte": Plant("device-fault:slot-verification", flip_slot_byte),
+    "wrong-expert": Plant("gate:slots", stage_wrong_expert),
+    "missing-drain": Plant("device-fault:unsettled-read", skip_drain),
+    "norm-swap": Plant("gate:residual", swap_norms),
+    "window-short": Plant("gate:logits", shorten_window),
+}

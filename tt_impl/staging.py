@@ -1,0 +1,183 @@
+"""What stays on the device for the whole run, and how much that is.
+
+Every resident tensor of the checkpoint is staged: fp8 weights and their grids verbatim, bf16 tensors in the computing dtype,
+router biases in fp32. Beside each fp8 weight stands a copy in the computing dtype, dequantized on the host, since fp8 has no
+matrix op on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from ml_dtypes import bfloat16
+
+from oracle.kolibri1.config import Kolibri1Config
+from oracle.kolibri1.inventory import SCALE_SUFFIX, TensorSpec, inventory
+from tt_impl.dequant import dequantize
+from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
+from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
+from tt_impl.rope import rope_tables
+from tt_impl.settings import DecoderSettings
+
+
+class WeightSource(Protocol):
+    """Raw bytes of named tensors: the checkpoint."""
+
+    def raw(self, name: str) -> Bytes: ...
+
+
+@dataclass(frozen=True)
+class StagingPlan:
+    """Resident operands and bytes, by the checkpoint's shapes, without tile padding, slots, memos, or KV cache.
+
+    Attributes:
+        fp8_operands, grid_operands, plain_operands, bias_operands: how many tensors of each kind.
+        resident_bytes: of all of them.
+        computing_bytes: of the dequantized copies beside the fp8 operands.
+    """
+
+    fp8_operands: int
+    grid_operands: int
+    plain_operands: int
+    bias_operands: int
+    resident_bytes: int
+    computing_bytes: int
+
+
+def plan_staging(config: Kolibri1Config, activation: DType) -> StagingPlan:
+    """Count what `stage` will upload."""
+    kinds: dict[str, list[int]] = {"fp8": [], "grid": [], "plain": [], "bias": []}
+    for spec in inventory(config):
+        if ".mlp.experts." not in spec.name:
+            kinds[_kind(spec)].append(int(np.prod(spec.shape)))
+    fp8, grids, plain, biases = (sum(kinds[kind]) for kind in ("fp8", "grid", "plain", "bias"))
+    return StagingPlan(
+        *(len(sizes) for sizes in kinds.values()),
+        resident_bytes=fp8 + 4 * grids + activation.item_bytes * plain + 4 * biases,
+        computing_bytes=activation.item_bytes * fp8,
+    )
+
+
+def _kind(spec: TensorSpec) -> str:
+    if spec.name.endswith(".expert_bias"):
+        return "bias"
+    return {"F8_E4M3": "fp8", "F32": "grid", "BF16": "plain"}[spec.dtype]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's resident operands. Norm weights are [1, width] ROW_MAJOR, matrices [out, in] TILE.
+
+    `qkv` stacks the query, key and value rows; `router_bias` float32 [experts] is the host's copy, read back once.
+    """
+
+    input_layernorm: Tensor
+    post_attn_norm: Tensor
+    post_attention_layernorm: Tensor
+    post_ffn_norm: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    qkv: Tensor
+    o_proj: Tensor
+    router: Tensor
+    router_bias: npt.NDArray[np.float32]
+    shared: FeedForwardWeights
+
+
+@dataclass(frozen=True)
+class Residents:
+    """All resident operands. `embedding` is BFLOAT16 ROW_MAJOR in every arm; `verbatim` are the fp8 weights and grids."""
+
+    embedding: Tensor
+    final_norm: Tensor
+    lm_head: Tensor
+    cos: Tensor
+    sin: Tensor
+    layers: tuple[LayerWeights, ...]
+    verbatim: Mapping[str, Tensor]
+
+
+def stage(device: Device, config: Kolibri1Config, source: WeightSource, settings: DecoderSettings) -> Residents:
+    """Upload everything resident. The device keeps it until it is closed.
+
+    Raises:
+        DeviceFault: `out-of-memory`.
+        CheckpointError: a tensor with NaN or infinite values.
+    """
+    return _Stager(device, config, source, settings).stage()
+
+
+class _Stager:
+    def __init__(self, device: Device, config: Kolibri1Config, source: WeightSource, settings: DecoderSettings) -> None:
+        self._device = device
+        self._config = config
+        self._source = source
+        self._settings = settings
+        self._dtype = settings.activation
+        self._shapes = {spec.name: spec.shape for spec in inventory(config) if ".mlp.experts." not in spec.name}
+        self._verbatim: dict[str, Tensor] = {}
+
+    def stage(self) -> Residents:
+        config, dtype = self._config, self._dtype
+        cos, sin = rope_tables(self._settings.max_positions, config.head_dim, config.rope_theta, dtype)
+        name = "model.embed_tokens.weight"
+        return Residents(
+            embedding=upload(self._device, name, self._bfloat16(name), DType.BFLOAT16, Layout.ROW_MAJOR),
+            final_norm=self._norm("model.norm.weight"),
+            lm_head=self._matrix("lm_head.weight"),
+            cos=upload(self._device, "rope.cos", cos, dtype, Layout.TILE),
+            sin=upload(self._device, "rope.sin", sin, dtype, Layout.TILE),
+            layers=tuple(self._layer(f"model.layers.{layer}") for layer in range(config.num_hidden_layers)),
+            verbatim=self._verbatim,
+        )
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        attention, shared = f"{prefix}.self_attn", f"{prefix}.mlp.shared_experts"
+        qkv = np.concatenate([self._fp8(f"{attention}.{name}_proj.weight") for name in "qkv"])
+        return LayerWeights(
+            input_layernorm=self._norm(f"{prefix}.input_layernorm.weight"),
+            post_attn_norm=self._norm(f"{prefix}.post_attn_norm.weight"),
+            post_attention_layernorm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
+            post_ffn_norm=self._norm(f"{prefix}.post_ffn_norm.weight"),
+            q_norm=self._norm(f"{attention}.q_norm.weight"),
+            k_norm=self._norm(f"{attention}.k_norm.weight"),
+            qkv=upload(self._device, f"{attention}.qkv", qkv, self._dtype, Layout.TILE),
+            o_proj=upload(self._device, f"{attention}.o", self._fp8(f"{attention}.o_proj.weight"), self._dtype, Layout.TILE),
+            router=self._matrix(f"{prefix}.mlp.gate.weight"),
+            router_bias=self._bias(f"{prefix}.moe.router.expert_bias"),
+            shared=upload_feed_forward(
+                self._device,
+                shared,
+                self._dtype,
+                *(self._fp8(f"{shared}.{name}_proj.weight") for name in ("gate", "up", "down")),
+            ),
+        )
+
+    def _fp8(self, name: str) -> HostArray:
+        """Stage an fp8 weight and its grid verbatim, and return the weight dequantized."""
+        quantized = self._source.raw(name).reshape(self._shapes[name])
+        grid_name = name + SCALE_SUFFIX
+        scales = self._source.raw(grid_name).view(np.float32).reshape(self._shapes[grid_name])
+        self._verbatim[name] = upload(self._device, name, quantized, DType.FP8_E4M3, Layout.ROW_MAJOR)
+        self._verbatim[grid_name] = upload(self._device, grid_name, scales, DType.FLOAT32, Layout.ROW_MAJOR)
+        return dequantize(quantized, scales, self._dtype)
+
+    def _norm(self, name: str) -> Tensor:
+        weight = self._bfloat16(name).astype(self._dtype.host)
+        return upload(self._device, name, weight[None], self._dtype, Layout.ROW_MAJOR)
+
+    def _matrix(self, name: str) -> Tensor:
+        weight = self._bfloat16(name).astype(self._dtype.host)
+        return upload(self._device, name, weight, self._dtype, Layout.TILE)
+
+    def _bias(self, name: str) -> npt.NDArray[np.float32]:
+        """Stage a router bias in fp32 and keep what the device then holds, so that no step has to fetch it."""
+        tensor = upload(self._device, name, self._bfloat16(name).astype(np.float32), DType.FLOAT32, Layout.ROW_MAJOR)
+        return self._device.copy_device_to_host_tensor(tensor, blocking=True).array().copy()
+
+    def _bfloat16(self, name: str) -> HostArray:
+        return self._source.raw(name).view(bfloat16).reshape(self._shapes[name])
