@@ -33,6 +33,10 @@ gives 52 times the median KL's limit and 12 times the slope's; one post norm 1 %
 norm 1 % short is hidden in bf16 (q and k are normed again) and shows in class fp32 only.
 """
 
+KL_RESOLUTION = 1e-13
+"""A limit on a KL is never below this: float64 rounds a log-probability of 30 nats by 4e-15, and class fp32's median KL
+(2e-16 on the shipped golden) is such rounding, which differs between libraries."""
+
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -92,7 +96,7 @@ class Limits(BaseModel):
     """The floor's largest statistic over its arms, and the limit that follows: value by value `limit = multiple * floor`.
 
     Attributes:
-        kl: [median, p90] over positions, nats.
+        kl: [median, p90] over positions, nats; a limit is at least `KL_RESOLUTION`.
         sketch_median, sketch_p90: per layer, relative distance.
         sketch_slope: absolute slope, the largest over layers.
         multiple: the declared multiple.

@@ -13,6 +13,7 @@ import numpy as np
 from oracle.errors import GoldenError
 from oracle.golden.calibration import (
     BAND_MULTIPLE,
+    KL_RESOLUTION,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
     Bands,
@@ -112,7 +113,7 @@ def _limits(arms: Sequence[Comparison]) -> Limits:
         return LIMIT_MULTIPLE * np.max([getattr(s, name) for s in each], axis=0)
 
     return Limits(
-        kl=_pair(scaled("kl")),
+        kl=_pair(np.maximum(scaled("kl"), KL_RESOLUTION)),
         sketch_median=_floats(scaled("sketch_median")),
         sketch_p90=_floats(scaled("sketch_p90")),
         # One limit for all layers: an arm's slope at one layer can be near zero by chance, its largest cannot.
