@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from oracle.judge.gates import select
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.verdict import Report
 from oracle.report.terminal import print_report
-from oracle.serialization import canonical_json, check_writable, write_file
+from oracle.serialization import canonical_json, check_new_folder, check_writable, write_file
 from oracle.subjects.run import save_run
 
 app = typer.Typer(
@@ -32,12 +33,34 @@ app = typer.Typer(
 golden_app = typer.Typer(help="Make, verify and show goldens.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(golden_app, name="golden")
 
+
+class _Interrupted(Exception):  # noqa: N818 - no error: the user's Ctrl-C, kept from typer, which would exit with 1
+    """Ctrl-C during long work."""
+
+
+P = ParamSpec("P")
+
+
+def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
+    """Answer Ctrl-C with one line and exit code 130, wherever in the command it comes."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    return wrapped
+
+
 CheckpointOption = Annotated[Path | None, typer.Option(help="Checkpoint folder. Default: the shipped mini checkpoint.")]
 GoldenOption = Annotated[Path | None, typer.Option(help="Golden folder. Default: `golden` inside the checkpoint folder.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this JSON file.")]
 
 
 @app.command(epilog="Example: kolibri-oracle gate --subject tt --device sim --json verdict.json")
+@_interruptible
 def gate(
     checkpoint: CheckpointOption = None,
     golden: GoldenOption = None,
@@ -63,8 +86,8 @@ def gate(
         raise UsageError("--replay judges a stored run as it is; leave out --device, --arm and --save-run")
     if json_file is not None:
         check_writable(json_file)
-    if save_run_to is not None and save_run_to.exists():
-        raise UsageError(f"{save_run_to} exists already; choose another folder for --save-run")
+    if save_run_to is not None:
+        check_new_folder(save_run_to)
     folder = checkpoint or mini_checkpoint()
     options = SessionOptions(
         checkpoint=folder,
@@ -80,12 +103,13 @@ def gate(
     with _progress("jobs") as advance:
         recorded = record_session(options, advance)
     if save_run_to is not None:
-        save_run(recorded.run, save_run_to)
+        save_run(recorded.run, save_run_to, control=recorded.perfect)
     report = judge_recorded(recorded, selected, partial=only is not None)
     _finish(report, json_file)
 
 
 @golden_app.command("make", epilog="Example: kolibri-oracle golden make --prompts prompts.jsonl --golden new-golden")
+@_interruptible
 def golden_make(
     golden: Annotated[Path, typer.Option(help="The new folder to write. An existing one is never touched.")] = Path(
         "kolibri1-golden"
@@ -107,10 +131,7 @@ def golden_make(
         raise UsageError(
             f"making goldens needs torch ({error}); install it with `pip install 'kolibri-oracle[reference]'`"
         ) from None
-    if golden.exists():
-        raise UsageError(f"{golden} exists already and is never overwritten; choose another folder with --golden")
-    if not golden.absolute().parent.is_dir():
-        raise UsageError(f"{golden} cannot be written: folder {golden.absolute().parent} does not exist; create it first")
+    check_new_folder(golden)
     folder = checkpoint or mini_checkpoint()
     specs = read_prompts(prompts or folder / "prompts.jsonl")
     opened = Checkpoint.open(folder)
@@ -121,6 +142,7 @@ def golden_make(
 
 
 @golden_app.command("verify", epilog="Example: kolibri-oracle golden verify --golden new-golden")
+@_interruptible
 def golden_verify(golden: GoldenOption = None, checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
     """Check a golden against itself, its checkpoint and its tokenizer, by the `golden` gate and its controls."""
     if json_file is not None:
@@ -134,6 +156,7 @@ def golden_verify(golden: GoldenOption = None, checkpoint: CheckpointOption = No
 
 
 @golden_app.command("show", epilog="Example: kolibri-oracle golden show --golden new-golden")
+@_interruptible
 def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
     """Print a golden's prompts, margins and floors."""
     from oracle.golden.format import load_golden
@@ -178,10 +201,6 @@ def _fail(message: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-class _Interrupted(Exception):  # noqa: N818 - no error: the user's Ctrl-C, kept from typer, which would exit with 1
-    """Ctrl-C during long work."""
-
-
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[..., None]]:
     """Yield `advance(done, of, what)`: a bar on standard error where that is a terminal, nothing elsewhere."""
@@ -193,7 +212,4 @@ def _progress(what: str) -> Iterator[Callable[..., None]]:
         def advance(done: int, of: int, description: str = what) -> None:
             progress.update(task, completed=done, total=of, description=description)
 
-        try:
-            yield advance
-        except KeyboardInterrupt:
-            raise _Interrupted from None
+        yield advance

@@ -19,13 +19,15 @@ from filelock import FileLock
 
 from goldens import mini_checkpoint
 from oracle.errors import KolibriError
-from oracle.judge.session import SessionOptions, run_session
+from oracle.judge.session import DEFAULT_SUBJECT, SessionOptions, open_session, run_session
 from oracle.pytest_ledger import MARKER, PROPERTY, SessionLedger
+
+_OPTIONS = ("--kolibri-subject", "--kolibri-device", "--kolibri-arm", "--kolibri-checkpoint", "--kolibri-golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kolibri", "Kolibri gates")
-    group.addoption("--kolibri-subject", default="tt", help="what the gates judge (default: tt)")
+    group.addoption("--kolibri-subject", default=None, help="what the gates judge (default: tt)")
     group.addoption("--kolibri-device", default=None, help="the subject's device (default: its first; for tt: sim)")
     group.addoption("--kolibri-arm", default=None, help="the subject's arm (default: its first)")
     group.addoption("--kolibri-checkpoint", type=Path, default=None, help="checkpoint folder (default: the shipped mini)")
@@ -39,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"{MARKER}(name): a gate of the oracle, judged on the subject that --kolibri-subject names"
     )
     config.pluginmanager.register(SessionLedger(config), "kolibri-ledger")
+    asked = any(config.getoption(name) is not None for name in _OPTIONS)
+    if asked and not hasattr(config, "workerinput"):
+        try:
+            open_session(_session_options(config))
+        except KolibriError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ def _session_options(config: pytest.Config) -> SessionOptions:
     return SessionOptions(
         checkpoint=checkpoint,
         golden=config.getoption("--kolibri-golden") or checkpoint / "golden",
-        subject=str(config.getoption("--kolibri-subject")),
+        subject=config.getoption("--kolibri-subject") or DEFAULT_SUBJECT,
         device=config.getoption("--kolibri-device"),
         arm=config.getoption("--kolibri-arm"),
     )

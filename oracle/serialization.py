@@ -128,6 +128,17 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
+def check_new_folder(path: Path) -> None:
+    """Raise `UsageError` unless a new folder `path` can be made: checked before anything costly runs."""
+    parent = path.absolute().parent
+    if path.exists():
+        raise UsageError(f"{path} exists already and is never overwritten; choose another folder or move it away")
+    if not parent.is_dir():
+        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: permission denied in {parent}; choose another folder")
+
+
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that becomes `path` when the block ends well, and vanishes otherwise.
@@ -135,11 +146,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         UsageError: `path` exists already, or its parent does not.
     """
+    check_new_folder(path)
     parent = path.absolute().parent
-    if path.exists():
-        raise UsageError(f"{path} exists already; choose another folder or move it away")
-    if not parent.is_dir():
-        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
     try:
         temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
     except OSError as problem:

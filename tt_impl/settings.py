@@ -31,8 +31,8 @@ class DecoderSettings:
 
 
 def default_settings(config: Kolibri1Config, activation: DType) -> DecoderSettings:
-    """Slots for three quarters of the experts (12 of the mini's 16), so that a varied text must evict; a memo for each."""
-    slots = max(config.num_experts_per_tok, config.num_experts * 3 // 4)
+    """Slots for seven eighths of the experts (14 of the mini's 16), so that a varied text must evict; a memo for each."""
+    slots = max(config.num_experts_per_tok, config.num_experts * 7 // 8)
     positions = min(config.max_position_embeddings, 1024) // TILE_SIDE * TILE_SIDE
     return DecoderSettings(activation, slots, slots * config.num_hidden_layers, max(positions, TILE_SIDE))
 

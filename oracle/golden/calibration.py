@@ -5,9 +5,11 @@ The models are stored in `golden.json`; nothing here is a free parameter of a ju
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from oracle.subjects.protocol import NumericClass
 
@@ -37,6 +39,8 @@ KL_RESOLUTION = 1e-13
 """A limit on a KL is never below this: float64 rounds a log-probability of 30 nats by 4e-15, and class fp32's median KL
 (2e-16 on the shipped golden) is such rounding, which differs between libraries."""
 
+LogitDtype = Literal["float32", "bfloat16"]
+
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -51,14 +55,16 @@ class MarginBins(BaseModel):
 
     model_config = _STRICT
 
-    positions: tuple[int, ...]
-    near: tuple[int, ...]
-    router: tuple[int, ...]
+    positions: tuple[NonNegativeInt, ...]
+    near: tuple[NonNegativeInt, ...]
+    router: tuple[NonNegativeInt, ...]
 
     @model_validator(mode="after")
     def _shapes(self) -> MarginBins:
         if not len(self.positions) == len(self.near) == len(self.router) == len(MARGIN_EDGES):
             raise ValueError(f"each of the bins needs {len(MARGIN_EDGES)} counts")
+        if any(near + router > of for near, router, of in zip(self.near, self.router, self.positions, strict=True)):
+            raise ValueError("a bin has more flips than positions")
         return self
 
 
@@ -92,14 +98,13 @@ class Bands(BaseModel):
         return self
 
 
-class Limits(BaseModel):
-    """The floor's largest statistic over its arms, and the limit that follows: value by value `limit = multiple * floor`.
+class Statistics(BaseModel):
+    """What limits are set on, of one run or the largest over several.
 
     Attributes:
-        kl: [median, p90] over positions, nats; a limit is at least `KL_RESOLUTION`.
+        kl: [median, p90] over positions, nats.
         sketch_median, sketch_p90: per layer, relative distance.
-        sketch_slope: absolute slope, the largest over layers.
-        multiple: the declared multiple.
+        sketch_slope: absolute slope, the largest over layers: an arm's slope at one layer can be near zero by chance.
     """
 
     model_config = _STRICT
@@ -108,7 +113,39 @@ class Limits(BaseModel):
     sketch_median: tuple[float, ...]
     sketch_p90: tuple[float, ...]
     sketch_slope: float
+
+
+class Limits(BaseModel):
+    """The floor's largest statistics over its arms, and the declared multiple of them that a subject may reach.
+
+    The limits themselves are not stored, so that none can be written larger than the floor allows.
+    """
+
+    model_config = _STRICT
+
+    floor: Statistics
     multiple: float = Field(ge=1, le=LIMIT_MULTIPLE)
+
+    @property
+    def kl(self) -> tuple[float, float]:
+        """[median, p90] in nats, at least `KL_RESOLUTION`."""
+        median, p90 = self.floor.kl
+        return max(self.multiple * median, KL_RESOLUTION), max(self.multiple * p90, KL_RESOLUTION)
+
+    @property
+    def sketch_median(self) -> tuple[float, ...]:
+        """Per layer."""
+        return tuple(self.multiple * value for value in self.floor.sketch_median)
+
+    @property
+    def sketch_p90(self) -> tuple[float, ...]:
+        """Per layer."""
+        return tuple(self.multiple * value for value in self.floor.sketch_p90)
+
+    @property
+    def sketch_slope(self) -> float:
+        """For every layer."""
+        return self.multiple * self.floor.sketch_slope
 
 
 class HeldOut(BaseModel):
@@ -148,7 +185,7 @@ class ClassCalibration(BaseModel):
     model_config = _STRICT
 
     numeric_class: NumericClass
-    logit_dtype: str
+    logit_dtype: LogitDtype
     arms: tuple[str, ...] = Field(min_length=3)
     positions: int = Field(gt=0)
     bins: MarginBins

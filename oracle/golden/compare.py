@@ -11,6 +11,7 @@ import numpy.typing as npt
 from oracle.golden.evidence import PromptEvidence
 from oracle.subjects.run import PromptRun
 
+_NO_MASS = 1e-12
 OUTSIDE = -1
 """`rank` of a token that is not among the golden's stored ids."""
 
@@ -28,6 +29,7 @@ class Comparison:
         rank: int64 [T], place of the run's argmax among the golden's stored ids, or `OUTSIDE`.
         kl: float64 [T], KL(golden || run) over the stored ids and one bin for all others. Never negative: merging
             outcomes can only lower a KL divergence.
+        mass: float64 [T], the run's probability of the stored ids together; above 1 its logits and logsumexp contradict.
         logit_error: float64 [T], largest difference over the stored ids, over the golden's largest absolute stored logit.
         first_set_difference: int64 [T], first layer whose expert sets differ, or L where none does.
         set_gap: float64 [T], the golden's router gap at that layer, or 0 where none differs.
@@ -41,6 +43,7 @@ class Comparison:
     regret: npt.NDArray[np.float64]
     rank: npt.NDArray[np.int64]
     kl: npt.NDArray[np.float64]
+    mass: npt.NDArray[np.float64]
     logit_error: npt.NDArray[np.float64]
     first_set_difference: npt.NDArray[np.int64]
     set_gap: npt.NDArray[np.float64]
@@ -62,11 +65,14 @@ def compare(golden: PromptEvidence, run: PromptRun) -> Comparison:
     """Measure one prompt. Shapes must have been checked (gate `alignment`): nothing is broadcast here."""
     stored = golden.top_logits.astype(np.float64)
     shown = run.logits_at_golden.astype(np.float64)
-    if (
-        stored.shape != shown.shape
-        or golden.sketch.shape != run.sketch.shape
-        or golden.expert_ids.shape != run.expert_ids.shape
-    ):
+    pairs = (
+        (stored, shown),
+        (golden.logsumexp, run.logsumexp),
+        (golden.argmax, run.argmax),
+        (golden.sketch, run.sketch),
+        (golden.expert_ids, run.expert_ids),
+    )
+    if any(mine.shape != other.shape for mine, other in pairs):
         raise ValueError(f"{golden.name}: the run's arrays do not have the golden's shapes")
     matches = golden.top_ids == run.argmax[:, None]
     rank = np.where(matches.any(axis=1), matches.argmax(axis=1), OUTSIDE)
@@ -84,6 +90,7 @@ def compare(golden: PromptEvidence, run: PromptRun) -> Comparison:
         regret=stored[:, 0] - chosen,
         rank=rank,
         kl=_divergence(stored, golden.logsumexp, shown, run.logsumexp),
+        mass=np.exp(shown - run.logsumexp[:, None]).sum(axis=1),
         logit_error=np.abs(shown - stored).max(axis=1) / np.abs(stored).max(axis=1),
         first_set_difference=first,
         set_gap=np.where(first < layers, gap, 0.0),
@@ -112,8 +119,7 @@ def _divergence(
     log_p, log_q = stored - stored_lse[:, None], shown - shown_lse[:, None]
     p, q = np.exp(log_p), np.exp(log_q)
     head = (p * (log_p - log_q)).sum(axis=1)
-    p_rest, q_rest = 1.0 - p.sum(axis=1), 1.0 - q.sum(axis=1)
     # Below 1e-12 the rest is rounding of the sum to 1, not probability.
-    both = (p_rest > 1e-12) & (q_rest > 1e-12)
-    rest = np.where(both, p_rest * np.log(np.where(both, p_rest, 1.0) / np.where(both, q_rest, 1.0)), 0.0)
-    return np.maximum(head + rest, 0.0)
+    p_rest, q_rest = np.maximum(1.0 - p.sum(axis=1), _NO_MASS), np.maximum(1.0 - q.sum(axis=1), _NO_MASS)
+    # Negative only by rounding, or where logits and logsumexp contradict: that is a distance too, and not zero.
+    return np.abs(head + p_rest * np.log(p_rest / q_rest))

@@ -13,7 +13,6 @@ import numpy as np
 from oracle.errors import GoldenError
 from oracle.golden.calibration import (
     BAND_MULTIPLE,
-    KL_RESOLUTION,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
     Bands,
@@ -21,6 +20,7 @@ from oracle.golden.calibration import (
     HeldOut,
     Limits,
     MarginBins,
+    Statistics,
     budget,
     flip_probability,
     margin_bin,
@@ -66,14 +66,13 @@ def calibrate(numeric_class: NumericClass, arms: Mapping[str, Comparison]) -> Cl
     )
 
 
-def statistics(comparison: Comparison) -> Limits:
+def statistics(comparison: Comparison) -> Statistics:
     """The statistics that limits are set on, of one run: medians and p90s over positions, slopes over all of them."""
-    return Limits(
+    return Statistics(
         kl=_pair(np.quantile(comparison.kl, [0.5, 0.9])),
         sketch_median=_floats(np.quantile(comparison.sketch_distance, 0.5, axis=0)),
         sketch_p90=_floats(np.quantile(comparison.sketch_distance, 0.9, axis=0)),
         sketch_slope=float(np.abs(comparison.slope()).max()),
-        multiple=1.0,
     )
 
 
@@ -109,17 +108,16 @@ def _bands(arms: Sequence[Comparison]) -> Bands:
 def _limits(arms: Sequence[Comparison]) -> Limits:
     each = [statistics(arm) for arm in arms]
 
-    def scaled(name: str) -> np.ndarray:
-        return LIMIT_MULTIPLE * np.max([getattr(s, name) for s in each], axis=0)
+    def largest(name: str) -> np.ndarray:
+        return np.max([getattr(s, name) for s in each], axis=0)
 
-    return Limits(
-        kl=_pair(np.maximum(scaled("kl"), KL_RESOLUTION)),
-        sketch_median=_floats(scaled("sketch_median")),
-        sketch_p90=_floats(scaled("sketch_p90")),
-        # One limit for all layers: an arm's slope at one layer can be near zero by chance, its largest cannot.
-        sketch_slope=float(scaled("sketch_slope").max()),
-        multiple=LIMIT_MULTIPLE,
+    floor = Statistics(
+        kl=_pair(largest("kl")),
+        sketch_median=_floats(largest("sketch_median")),
+        sketch_p90=_floats(largest("sketch_p90")),
+        sketch_slope=float(largest("sketch_slope")),
     )
+    return Limits(floor=floor, multiple=LIMIT_MULTIPLE)
 
 
 def _hold_out(name: str, arms: Mapping[str, Comparison]) -> HeldOut:
@@ -144,7 +142,7 @@ def _hold_out(name: str, arms: Mapping[str, Comparison]) -> HeldOut:
     )
 
 
-def worst_ratio(own: Limits, limits: Limits) -> float:
+def worst_ratio(own: Statistics, limits: Limits) -> float:
     """The largest of a run's statistics over its limit."""
     ratios = [
         np.max(np.asarray(getattr(own, name)) / np.maximum(np.asarray(getattr(limits, name)), np.finfo(np.float64).tiny))

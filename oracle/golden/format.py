@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
@@ -61,6 +61,21 @@ class GoldenDocument(BaseModel):
     probe_prompt: str
     arrays_digest: str
     digest: str
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GoldenDocument:
+        if [p.name for p in self.prompts] != [p.name for p in self.recipe.prompts]:
+            raise ValueError("the prompts are not the recipe's")
+        for prompt, spec in zip(self.prompts, self.recipe.prompts, strict=True):
+            if prompt.text != spec.text or (spec.ids is not None and prompt.prompt_ids != spec.ids):
+                raise ValueError(f"prompt {prompt.name} does not have the recipe's text or ids")
+            if len(prompt.generated) != spec.new_tokens:
+                raise ValueError(
+                    f"prompt {prompt.name} has {len(prompt.generated)} generated ids, the recipe asks {spec.new_tokens}"
+                )
+        if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
+            raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
+        return self
 
     def content_digest(self) -> str:
         """The digest that the other fields have now."""
@@ -179,7 +194,7 @@ def load_golden(folder: Path) -> Golden:
     try:
         prompts = _split(document, arrays)
         probes = Probes(**{name: arrays[_PROBE_PREFIX + name] for name in _PROBE_ARRAYS})
-        _check_probes(document, prompts, probes)
+        _check_probes(prompts, probes)
     except (KeyError, ValueError, IndexError) as problem:
         raise GoldenError(f"{arrays_path} does not fit {JSON_FILE} ({problem}); {_ADVICE}") from None
     return Golden(document, prompts, probes)
@@ -197,13 +212,8 @@ def _parse_document(value: dict[str, Any], path: Path) -> GoldenDocument:
 
 
 def _split(document: GoldenDocument, arrays: Mapping[str, np.ndarray]) -> tuple[PromptEvidence, ...]:
-    surplus = arrays.keys() - {*PromptEvidence.ARRAYS, *(_PROBE_PREFIX + name for name in _PROBE_ARRAYS)}
-    if surplus:
-        raise ValueError(f"unknown array {sorted(surplus)[0]!r}")
     total = sum(len(p.prompt_ids) + len(p.generated) - 1 for p in document.prompts)
-    for name in PromptEvidence.ARRAYS:
-        if len(arrays[name]) != total:
-            raise ValueError(f"{name} has {len(arrays[name])} rows for {total} positions")
+    _check_arrays(document, arrays, total)
     prompts, start = [], 0
     for record in document.prompts:
         end = start + len(record.prompt_ids) + len(record.generated) - 1
@@ -213,12 +223,45 @@ def _split(document: GoldenDocument, arrays: Mapping[str, np.ndarray]) -> tuple[
     return tuple(prompts)
 
 
-def _check_probes(document: GoldenDocument, prompts: tuple[PromptEvidence, ...], probes: Probes) -> None:
-    layers = prompts[0].sketch.shape[1]
-    names = [p.name for p in prompts]
-    fed = len(prompts[names.index(document.probe_prompt)].fed)
-    if probes.layer_inputs.shape[:2] != (fed, layers):
-        raise ValueError(f"probe_layer_inputs is {probes.layer_inputs.shape} for {fed} positions and {layers} layers")
+def _check_arrays(document: GoldenDocument, arrays: Mapping[str, np.ndarray], total: int) -> None:
+    """Names, dtypes and shapes of everything; sizes that are not in the document come from one array each."""
+    stored = arrays["top_ids"].shape[-1]
+    layers, experts = arrays["expert_ids"].shape[-2:]
+    probes, hidden, all_experts = (
+        len(arrays["probe_prompts"]),
+        arrays["probe_hidden"].shape[-1],
+        arrays["probe_router_logits"].shape[-1],
+    )
+    probed = next((len(p.prompt_ids) + len(p.generated) - 1 for p in document.prompts if p.name == document.probe_prompt), None)
+    if probed is None:
+        raise ValueError(f"the probe prompt {document.probe_prompt!r} is none of the prompts")
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        "top_ids": ("int32", (total, stored)),
+        "top_logits": ("float32", (total, stored)),
+        "logsumexp": ("float64", (total,)),
+        "expert_ids": ("int32", (total, layers, experts)),
+        "expert_weights": ("float32", (total, layers, experts)),
+        "router_gap": ("float32", (total, layers)),
+        "sketch": ("float32", (total, layers, document.recipe.sketch_rows)),
+        "probe_prompts": ("int32", (probes,)),
+        "probe_positions": ("int32", (probes,)),
+        "probe_hidden": ("float32", (probes, layers, hidden)),
+        "probe_router_logits": ("float32", (probes, layers, all_experts)),
+        "probe_layer_inputs": ("float32", (probed, layers, hidden)),
+    }
+    if differing := sorted(expected.keys() ^ arrays.keys()):
+        raise ValueError(f"array {differing[0]!r} is missing or unknown")
+    for name, (dtype, shape) in expected.items():
+        found = arrays[name]
+        if found.dtype != dtype or found.shape != shape:
+            raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, expected {dtype} {list(shape)}")
+    for name in ("top_ids", "expert_ids"):
+        ordered = np.sort(arrays[name], axis=-1)
+        if ordered.min() < 0 or (np.diff(ordered, axis=-1) == 0).any():
+            raise ValueError(f"{name} holds a negative id, or one twice in a row")
+
+
+def _check_probes(prompts: tuple[PromptEvidence, ...], probes: Probes) -> None:
     for prompt, position in zip(probes.prompts.tolist(), probes.positions.tolist(), strict=True):
         if not (0 <= prompt < len(prompts) and 0 <= position < len(prompts[prompt].fed)):
             raise ValueError(f"probe at prompt {prompt}, position {position} is outside the golden")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from oracle.errors import UsageError
 from oracle.golden.evidence import TOP_N
@@ -27,6 +27,13 @@ class PromptSpec(BaseModel):
     text: str | None = None
     ids: tuple[int, ...] | None = None
     new_tokens: int = Field(ge=1)
+
+    @field_validator("text")
+    @classmethod
+    def _encodable(cls, text: str | None) -> str | None:
+        if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError("it holds a lone surrogate, which no encoding has")
+        return text
 
     @model_validator(mode="after")
     def _text_or_ids(self) -> PromptSpec:
@@ -82,7 +89,7 @@ def read_prompts(path: Path) -> tuple[PromptSpec, ...]:
         UsageError: the file is missing or empty, or a line is no prompt; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would also split inside texts
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read ({error}); pass a JSON Lines file of prompts") from None
     prompts: list[PromptSpec] = []
@@ -96,7 +103,7 @@ def read_prompts(path: Path) -> tuple[PromptSpec, ...]:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "prompt"
             raise UsageError(f"{path}, line {number}: {where}: {first['msg']}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number} is not JSON ({error})") from None
     if not prompts:
         raise UsageError(f"{path} holds no prompts; a golden needs at least one")

@@ -15,7 +15,7 @@ import numpy as np
 from oracle.golden.evidence import PromptEvidence
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.subjects.harness import digest_embedding
-from oracle.subjects.run import PromptRun
+from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 
 class AlignmentGate:
@@ -81,7 +81,7 @@ def _shape_finding(prompt: PromptEvidence, run: PromptRun) -> Finding | None:
         "logsumexp": (positions,),
         "free_consumed": (positions,),
         "free_generated": (len(prompt.generated),),
-        "embedding_digest": (positions, run.embedding_digest.shape[-1]),
+        "embedding_digest": (positions, EMBEDDING_DIGEST_BYTES),
         "logits_at_golden": (positions, stored),
         "top_ids": (positions, stored),
         "top_logits": (positions, stored),

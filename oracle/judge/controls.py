@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from oracle.judge.alignment import AlignmentGate
 from oracle.judge.gate import Case, Gate
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.slot_audit import SlotAuditor
@@ -45,6 +46,9 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
     Args:
         perfect: the perfect subject's run, judged by the class of the subject under test.
     """
+    if gate.name != "golden" and AlignmentGate().judge(perfect).verdict != "pass":
+        # The harness fails the perfect subject: there is nothing to plant a fault in, and that is the finding.
+        return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     if gate.name == "slots":
         perfect = _with_honest_fill(perfect)
     return (

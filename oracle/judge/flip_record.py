@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from oracle.golden.calibration import Bands
+from oracle.golden.calibration import Bands, LogitDtype
 from oracle.golden.flip_class import FlipClass, classify, ulp
 from oracle.judge.gate import Case
 
@@ -35,7 +35,7 @@ class FlipRecord(BaseModel):
     position: int
     expected: int
     got: int
-    regret: float
+    regret: float = Field(ge=0)
     rank: int
     top: float
     golden_margin: float
@@ -47,7 +47,7 @@ class FlipRecord(BaseModel):
     sketch_layer: int | None
     label: FlipClass
     bands: Bands
-    logit_dtype: str
+    logit_dtype: LogitDtype
 
     @model_validator(mode="after")
     def _label_follows(self) -> FlipRecord:
@@ -118,8 +118,9 @@ def flip_records(case: Case) -> tuple[FlipRecord, ...]:
 
 
 def signature(golden_digest: str, records: Iterable[FlipRecord]) -> str:
-    """`sha256:` over one line per flip, sorted: `golden-digest prompt position expected got`, single spaces, LF at each end.
+    """`sha256:` over one line per flip: `golden-digest prompt position expected got`, single spaces, LF at each end.
 
+    Lines are sorted by (prompt, position, expected, got), positions and ids as numbers.
     Two red runs with one signature are the same red. A run without flips has the signature of no lines.
     """
     lines = sorted((r.prompt, r.position, r.expected, r.got) for r in records)

@@ -16,6 +16,9 @@ from oracle.judge.slots import SlotsGate
 
 GATES: tuple[Gate, ...] = (GoldenGate(), AlignmentGate(), ChainGate(), FlipsGate(), LogitsGate(), ResidualGate(), SlotsGate())
 LEDGER = "ledger"
+REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")
+"""What every kind of subject must answer, token-only engines too; a subject that declares less is never green."""
+
 GATE_NAMES: tuple[str, ...] = (*(gate.name for gate in GATES), LEDGER)
 
 

@@ -19,6 +19,8 @@ from oracle.judge.gate import Case, Finding, Judgement
 from oracle.subjects.run import PromptRun
 
 FP32_TOLERANCE = 1e-5
+MASS_TOLERANCE = 1e-5
+"""Room for a logsumexp stored in fp32 by a foreign engine; this harness computes it in float64 from the same logits."""
 
 
 class LogitsGate:
@@ -29,6 +31,7 @@ class LogitsGate:
         "statistic": "median and p90 over positions",
         "multiple": LIMIT_MULTIPLE,
         "fp32_tolerance": FP32_TOLERANCE,
+        "mass_tolerance": MASS_TOLERANCE,
     }
     blind_to = "faults at fewer than one position in ten that change no argmax (class fp32 sees each position)"
     needs_alignment = True
@@ -37,6 +40,11 @@ class LogitsGate:
         comparison, limits = case.comparison, case.calibration.limits
         positions = len(comparison.kl)
         findings: list[Finding] = []
+        if (wrong := comparison.mass > 1.0 + MASS_TOLERANCE).any():
+            at = int(comparison.mass.argmax())
+            worst = f"probabilities add to {comparison.mass[at]:.6g}"
+            headline = "logits and their logsumexp contradict each other"
+            findings.append(Finding(headline, case.place(at), worst, "1", int(wrong.sum()), positions))
         non_finite = np.concatenate([run.non_finite for _, run in case.answered()])
         if (bad := non_finite > 0).any():
             findings.append(

@@ -18,8 +18,9 @@ from oracle.judge.verdict import Report, calibration_for, judge_session
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import check_request, subject_factory
-from oracle.subjects.run import Run, load_run
+from oracle.subjects.run import Run, load_control, load_run
 
+DEFAULT_SUBJECT = "tt"
 PERFECT = "perfect"
 Progress = Callable[[int, int], None]
 """Called as (jobs done, of)."""
@@ -37,7 +38,7 @@ class SessionOptions:
 
     checkpoint: Path
     golden: Path
-    subject: str = "tt"
+    subject: str = DEFAULT_SUBJECT
     device: str | None = None
     arm: str | None = None
     only: str | None = None
@@ -46,13 +47,30 @@ class SessionOptions:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """What the options name, opened and found to belong together; `stored` is the run to replay, with its control run."""
+
+    golden: Golden
+    checkpoint: Checkpoint
+    stored: Run | None = None
+    control: Run | None = None
+
+
+@dataclass(frozen=True)
 class Recorded:
-    """Everything a judgement needs, before judging: the runs, and how the planted faults were caught."""
+    """Everything a judgement needs, before judging.
+
+    Attributes:
+        run, perfect: the subject's run and the perfect subject's.
+        controlled: both came through the same dumper.
+        planted: how the faults planted in the subject's device were caught.
+    """
 
     golden: Golden
     checkpoint: Checkpoint
     run: Run
     perfect: Run
+    controlled: bool
     planted: tuple[tuple[PromptOutcome, str], ...]
 
 
@@ -76,35 +94,53 @@ def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool
         recorded.perfect,
         selected=selected,
         device=device_controls(recorded.planted),
+        controlled=recorded.controlled,
         partial=partial,
     )
 
 
-def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
-    """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
+def open_session(options: SessionOptions) -> Opened:
+    """Check and open everything the options name, without running anything.
+
+    Raises:
+        KolibriError: bad input; its kinds say which.
+    """
     golden, checkpoint = load_golden(options.golden), Checkpoint.open(options.checkpoint)
     if golden.document.checkpoint_digest != checkpoint.digest():
         raise GoldenError(
             f"golden {options.golden} was made from another checkpoint ({golden.document.checkpoint_digest[:19]}..., "
             f"{options.checkpoint} is {checkpoint.digest()[:19]}...); pass the golden and the checkpoint that belong together"
         )
-    stored = None if options.replay is None else load_run(options.replay)
-    if stored is not None and stored.golden_digest != golden.digest:
-        raise RunError(
-            f"run {options.replay} answers another golden ({stored.golden_digest[:19]}...); pass that one with --golden"
-        )
+    if options.replay is not None:
+        stored = load_run(options.replay)
+        if stored.golden_digest != golden.digest:
+            raise RunError(
+                f"run {options.replay} answers another golden ({stored.golden_digest[:19]}...); pass that one with --golden"
+            )
+        return Opened(golden, checkpoint, stored, load_control(options.replay))
     request = SubjectRequest(options.checkpoint, None, options.device, options.arm)
-    own_jobs, plant_jobs = ([], []) if stored is not None else _subject_jobs(options, request, golden)
+    check_request(options.subject, subject_factory(options.subject), request)
+    return Opened(golden, checkpoint)
+
+
+def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
+    """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
+    opened = open_session(options)
+    golden, stored = opened.golden, opened.stored
+    own_jobs, plant_jobs = ([], []) if stored is not None else _subject_jobs(options, golden)
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
     perfect_request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
-    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name) for p in golden.prompts]
+    prompts = () if opened.control is not None else golden.prompts
+    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name) for p in prompts]
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
     outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
     planted = tuple((outcome, expected) for outcome, (_, expected) in zip(rest, plant_jobs, strict=False))
     run = stored if stored is not None else _to_run(golden, own)
     calibration_for(golden, run)
-    return Recorded(golden, checkpoint, run, _to_run(golden, rest[len(plant_jobs) :]), planted)
+    perfect = opened.control or _to_run(golden, rest[len(plant_jobs) :])
+    controlled = stored is None or opened.control is not None
+    return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted)
 
 
 def _numeric_class(options: SessionOptions) -> str:
@@ -112,14 +148,11 @@ def _numeric_class(options: SessionOptions) -> str:
     return factory.arms[options.arm or next(iter(factory.arms))]
 
 
-def _subject_jobs(
-    options: SessionOptions, request: SubjectRequest, golden: Golden
-) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
+def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
     """The subject's own prompts, longest first so that cores finish together, and its planted faults with their answers."""
     factory = subject_factory(options.subject)
-    check_request(options.subject, factory, request)
-    if options.subject == PERFECT:
-        request = replace(request, golden=options.golden)
+    golden_folder = options.golden if options.subject == PERFECT else None
+    request = SubjectRequest(options.checkpoint, golden_folder, options.device, options.arm)
     by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
     own = [PromptJob(options.subject, request, options.golden, p.name) for p in by_length]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]

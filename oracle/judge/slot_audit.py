@@ -40,8 +40,8 @@ class SlotAuditor:
     def verified(self, fill: VerifiedFill) -> None:
         """Compare one projection's images with each other and with the checkpoint."""
         where = f"layer {fill.layer} expert {fill.expert} {fill.projection} slot {fill.slot} generation {fill.generation}"
-        if fill.projection not in EXPERT_PROJECTIONS:
-            self._report(f"{where}: no such projection")
+        if not self._exists(fill):
+            self._report(f"{where}: the checkpoint has no such layer, expert or projection")
             return
         if np.shares_memory(fill.shadow, fill.read_back):
             self._report(f"{where}: shadow and read-back share memory, so comparing them proves nothing")
@@ -74,6 +74,11 @@ class SlotAuditor:
         if (more := self._violation_count - len(violations)) > 0:
             violations.append(f"and {more} more")
         return SlotEvidence(self._fills, self._verified_bytes, self._checkpoint_bytes, self._uses, tuple(violations))
+
+    def _exists(self, fill: VerifiedFill) -> bool:
+        config = self._checkpoint.config
+        known = 0 <= fill.layer < config.num_hidden_layers and 0 <= fill.expert < config.num_experts
+        return known and fill.projection in EXPERT_PROJECTIONS
 
     def _note_verified(self, where: str, fill: VerifiedFill) -> None:
         key = (fill.layer, fill.slot)

@@ -12,7 +12,7 @@ from oracle.golden.format import Golden
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
 from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
-from oracle.judge.gates import GATES, LEDGER
+from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.run import Run
@@ -107,6 +107,7 @@ def judge_session(
     selected: Sequence[str],
     device: Sequence[ControlResult] = (),
     partial: bool = False,
+    controlled: bool = True,
 ) -> Report:
     """Judge a run by the selected gates, each with its controls, and draw up the ledger.
 
@@ -115,25 +116,27 @@ def judge_session(
         selected: gate names to judge.
         device: results of faults planted in the subject's own device.
         partial: whether `selected` was narrowed by the user.
+        controlled: whether `perfect` came through the same dumper as `run`; if not, the verdict is never green.
     """
     calibration = calibration_for(golden, run)
     case = Case(golden, run, checkpoint, calibration)
     control_case = Case(golden, perfect, checkpoint, calibration)
     aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
-    required = tuple(name for name in run.identity.required_gates if name in selected)
+    declared = run.identity.required_gates
+    required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
     results, entries = [], []
     for gate in GATES:
         if gate.name not in selected:
             continue
-        result = _judge_gate(gate, case, control_case, required, aligned, tuple(device))
+        result = _judge_gate(gate, case, control_case, aligned, tuple(device))
         results.append(result)
         entries.append(_entry(result, gate.name in required))
     # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
-    results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run))
+    results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, controlled))
     entries.append(_entry(results[-1], required=True))
     flips = flip_records(case) if aligned else ()
     return Report(
-        verdict=_overall([r.verdict for r in results]),
+        verdict=_overall(results),
         partial=partial,
         golden_digest=golden.digest,
         run=run,
@@ -144,10 +147,8 @@ def judge_session(
     )
 
 
-def _judge_gate(
-    gate: Gate, case: Case, control_case: Case, required: Sequence[str], aligned: bool, device: tuple[ControlResult, ...]
-) -> GateResult:
-    if gate.name not in required and gate.name not in case.run.identity.required_gates:
+def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
+    if gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
     controls = gate_controls(gate, control_case)
     if gate.name == "slots":
@@ -168,14 +169,21 @@ def _judge_gate(
     )
 
 
-def _judge_ledger(entries: list[LedgerEntry], required: list[str], run: Run) -> GateResult:
+def _judge_ledger(entries: list[LedgerEntry], required: list[str], run: Run, controlled: bool) -> GateResult:
     identity = gate_id(LEDGER, DEFINITION)
     if not entries:
         finding = Finding("no gate was selected that the ledger could look at", verdict="incomplete")
         return GateResult(identity, LEDGER, "incomplete", 0, (finding,), (), {}, BLIND_TO)
     judgement = judge_ledger(entries, required, run.identity.device)
     controls = ledger_controls(entries, required, run.identity.device)
+    undeclared = [name for name in REQUIRED_OF_ALL if name not in run.identity.required_gates]
     findings = judgement.findings + tuple(
+        Finding(f"the subject does not declare gate {name}, which every subject must answer", verdict="incomplete")
+        for name in undeclared
+    )
+    if not controlled:
+        findings += (Finding("the run comes without a control run by the same dumper", verdict="incomplete"),)
+    findings += tuple(
         Finding(f"control {c.name!r} of the ledger misbehaved", worst=c.seen, allowed=c.expected)
         for c in controls
         if not c.behaved
@@ -190,7 +198,10 @@ def _entry(result: GateResult, required: bool) -> LedgerEntry:
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
 
 
-def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+def _overall(results: Sequence[GateResult]) -> Verdict:
+    verdicts = {result.verdict for result in results}
     if "fail" in verdicts:
         return "fail"
-    return "incomplete" if "incomplete" in verdicts or "pass" not in verdicts else "pass"
+    # The ledger's own pass is not enough: some gate must have compared the subject with the golden.
+    compared = any(result.verdict == "pass" for result in results if result.name != LEDGER)
+    return "pass" if compared and "incomplete" not in verdicts else "incomplete"

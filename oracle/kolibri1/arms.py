@@ -24,7 +24,8 @@ class Arm:
             at transformers' rounding points (facts, section 5).
         combine: how the experts' outputs are summed. `fp32`: products and sum in fp32, rounded, then the rounded shared
             expert added (transformers' grouped_mm). `per-expert`: rounded after every expert, by rising id
-            (transformers' eager). `fp32-with-shared`: the shared expert inside the fp32 sum, one rounding.
+            (transformers' eager). `fp32-with-shared`: the shared expert inside the fp32 sum, one rounding; the same as
+            `fp32` where nothing is rounded.
         residual: `rounded` (transformers: the sum is rounded, then normalized) or `fused` (vLLM: the unrounded fp32 sum
             is normalized, the rounded one is kept).
         probabilities: whether attention probabilities are `rounded` to the dtype (eager) or `kept` in fp32 (flash).
@@ -52,7 +53,7 @@ ARMS: dict[str, Arm] = {
         Arm("float64", "fp32", "float64"),
         Arm("float32-permuted", "fp32", "float32", reduction="permuted"),
         Arm("float32-per-expert", "fp32", "float32", combine="per-expert"),
-        Arm("float32-with-shared-permuted", "fp32", "float32", combine="fp32-with-shared", reduction="permuted"),
+        Arm("float32-per-expert-permuted", "fp32", "float32", combine="per-expert", reduction="permuted"),
         Arm("bfloat16", "bf16", "bfloat16"),
         Arm("bfloat16-per-expert", "bf16", "bfloat16", combine="per-expert"),
         Arm("bfloat16-with-shared", "bf16", "bfloat16", combine="fp32-with-shared"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def _shards(folder: Path) -> list[Path]:
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} cannot be read ({error!r}); restore it from the release") from None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index}: weight_map must map tensor names to shard files; restore it from the release")
@@ -167,7 +168,7 @@ def _read_header(shard: Path) -> list[_Stored]:
         header = json.loads(header_bytes)
         header.pop("__metadata__", None)
         entries = [_parse_entry(shard, name, value, 8 + length) for name, value in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{shard} has a damaged header ({error!r}); restore it from the release") from None
     entries.sort(key=lambda entry: entry.start)
     cursor = 8 + length
@@ -184,7 +185,7 @@ def _read_header(shard: Path) -> list[_Stored]:
 def _parse_entry(shard: Path, name: str, value: dict[str, Any], base: int) -> _Stored:
     start, end = (int(offset) for offset in value["data_offsets"])
     spec = TensorSpec(name, str(value["dtype"]), tuple(int(n) for n in value["shape"]))
-    expected = _ITEM_BYTES.get(spec.dtype, 0) * int(np.prod(spec.shape, dtype=np.int64))
+    expected = _ITEM_BYTES.get(spec.dtype, 0) * math.prod(spec.shape)
     if spec.dtype in _ITEM_BYTES and end - start != expected:
         raise ValueError(f"{name} has {end - start} bytes for {spec.dtype} {list(spec.shape)}")
     return _Stored(spec, shard, base + start, base + end)

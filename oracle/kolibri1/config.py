@@ -71,9 +71,15 @@ class Kolibri1Config(BaseModel):
     def _fold_rope_parameters(cls, data: Any) -> Any:
         """Accept `rope_parameters`, as transformers writes it, where the release has a flat `rope_theta`."""
         if isinstance(data, dict) and isinstance(rope := data.get("rope_parameters"), dict):
-            if rope.get("rope_type", "default") != "default":
-                raise ValueError(f"rope_parameters.rope_type must be 'default', got {rope.get('rope_type')!r}")
-            data = {"rope_theta": rope.get("rope_theta"), **data}
+            kind = rope.get("rope_type", rope.get("type", "default"))
+            if kind != "default":
+                raise ValueError(f"rope_parameters.rope_type must be 'default', got {kind!r}")
+            theta = rope.get("rope_theta", data.get("rope_theta"))
+            if data.get("rope_theta", theta) != theta:
+                raise ValueError(f"rope_theta is {data['rope_theta']} and again {theta} in rope_parameters")
+            data = {**data, "rope_theta": theta}
+        if isinstance(data, dict) and data.get("rope_scaling") is not None:
+            raise ValueError("rope_scaling must be absent or null: Kolibri-1 scales no RoPE")
         return data
 
     @model_validator(mode="after")
@@ -139,7 +145,7 @@ def read_config(folder: Path) -> Kolibri1Config:
         ) from None
     except NotADirectoryError:
         raise CheckpointError(f"{folder} is no checkpoint: it is not a folder; pass the folder with config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); restore it from the release") from None
     try:
         return Kolibri1Config.model_validate(data)

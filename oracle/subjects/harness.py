@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ def drive(subject: Subject, prompt: PromptEvidence) -> PromptRun:
     """
     subject.reset()
     subject.start()
-    steps = [subject.step(token) for token in prompt.fed]
+    steps = [_kept(subject.step(token)) for token in prompt.fed]
     subject.start()
     free_consumed: list[int] = []
     free_generated: list[int] = []
@@ -56,6 +56,12 @@ def drive(subject: Subject, prompt: PromptEvidence) -> PromptRun:
             free_generated.append(following)
             token = following
     return record(prompt, collect(steps), free_consumed, free_generated)
+
+
+def _kept(step: StepEvidence) -> StepEvidence:
+    """The evidence in memory of its own: a subject may write every step's arrays into the same buffers."""
+    arrays = {f.name: value.copy() for f in fields(step) if isinstance(value := getattr(step, f.name), np.ndarray)}
+    return replace(step, **arrays)
 
 
 def collect(steps: Sequence[StepEvidence]) -> PassEvidence:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oracle.errors import RunError
 from oracle.serialization import canonical_json, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
 from oracle.subjects.protocol import SubjectIdentity
 
 RUN_SCHEMA = "kolibri-run/1"
+CONTROL_FOLDER = "control"
 EMBEDDING_DIGEST_BYTES = 16
 _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
 
@@ -98,32 +100,79 @@ class Run:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def save_run(run: Run, folder: Path) -> None:
-    """Write `run.json` and `run.safetensors` into the new folder `folder`; whole or not at all.
+class RunDocument(BaseModel):
+    """The content of `run.json`; `digest` is over the canonical JSON of all other fields, the arrays' digest among them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal["kolibri-run/1"] = Field(alias="schema")
+    identity: SubjectIdentity
+    golden_digest: str
+    prompts: tuple[str, ...]
+    faults: Mapping[str, str]
+    slots: SlotEvidence | None
+    stats: Mapping[str, int]
+    environment: Mapping[str, str]
+    arrays_digest: str
+    digest: str
+
+    def content_digest(self) -> str:
+        """The digest that the other fields have now."""
+        content = self.model_dump(mode="json", by_alias=True)
+        del content["digest"]
+        return digest(canonical_json(content))
+
+
+def save_run(run: Run, folder: Path, control: Run | None = None) -> None:
+    """Write a run into the new folder `folder`; whole or not at all.
+
+    Args:
+        control: the perfect subject's run by the same dumper, stored below it. A run judged later without one is never
+            green: nothing shows that its dumper writes what a subject answered.
 
     Raises:
         UsageError: the folder exists, or cannot be made.
     """
+    with new_folder(folder) as temporary:
+        _write(run, temporary)
+        if control is not None:
+            (temporary / CONTROL_FOLDER).mkdir()
+            _write(control, temporary / CONTROL_FOLDER)
+
+
+def load_control(folder: Path) -> Run | None:
+    """The control run stored with the run in `folder`, or None.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return load_run(folder / CONTROL_FOLDER) if (folder / CONTROL_FOLDER).is_dir() else None
+
+
+def _write(run: Run, folder: Path) -> None:
     arrays = {
         f"{index:04d}/{f.name}": getattr(prompt_run, f.name)
         for index, prompt_run in enumerate(run.prompts.values())
         for f in fields(PromptRun)
     }
     packed = pack_arrays(arrays)
-    document = {
-        "schema": RUN_SCHEMA,
-        "identity": asdict(run.identity),
-        "golden_digest": run.golden_digest,
-        "prompts": list(run.prompts),
-        "faults": dict(run.faults),
-        "slots": None if run.slots is None else asdict(run.slots),
-        "stats": dict(run.stats),
-        "environment": dict(run.environment),
-        "arrays_digest": digest(packed),
-    }
-    with new_folder(folder) as temporary:
-        (temporary / "run.safetensors").write_bytes(packed)
-        (temporary / "run.json").write_bytes(canonical_json(document))
+    document = RunDocument.model_validate(
+        {
+            "schema": RUN_SCHEMA,
+            "identity": asdict(run.identity),
+            "golden_digest": run.golden_digest,
+            "prompts": tuple(run.prompts),
+            "faults": run.faults,
+            "slots": None if run.slots is None else asdict(run.slots),
+            "stats": run.stats,
+            "environment": run.environment,
+            "arrays_digest": digest(packed),
+            "digest": "",
+        }
+    )
+    signed = document.model_copy(update={"digest": document.content_digest()})
+    (folder / "run.safetensors").write_bytes(packed)
+    (folder / "run.json").write_bytes(canonical_json(signed.model_dump(mode="json", by_alias=True)))
 
 
 def load_run(folder: Path) -> Run:
@@ -133,37 +182,39 @@ def load_run(folder: Path) -> Run:
         RunError: no run there, another schema, damaged bytes, missing or surplus fields.
     """
     path = folder / "run.json"
-    document = parse_json(read_bytes(path, RunError, _ADVICE), path, RunError, _ADVICE)
-    if document.get("schema") != RUN_SCHEMA:
-        raise RunError(f"{path} has schema {document.get('schema')!r}, this version reads {RUN_SCHEMA!r}; {_ADVICE}")
+    value = parse_json(read_bytes(path, RunError, _ADVICE), path, RunError, _ADVICE)
+    if value.get("schema") != RUN_SCHEMA:
+        raise RunError(f"{path} has schema {value.get('schema')!r}, this version reads {RUN_SCHEMA!r}; {_ADVICE}")
+    try:
+        document = RunDocument.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path}: {where}: {first['msg']}; {_ADVICE}") from None
     arrays_path = folder / "run.safetensors"
     packed = read_bytes(arrays_path, RunError, _ADVICE)
-    if digest(packed) != document.get("arrays_digest"):
+    if digest(packed) != document.arrays_digest:
         raise RunError(f"{arrays_path} does not have the digest that {path.name} gives; {_ADVICE}")
-    arrays = unpack_arrays(packed, arrays_path, RunError, _ADVICE)
-    try:
-        return _parse(document, arrays)
-    except (KeyError, TypeError, ValueError) as problem:
-        raise RunError(f"{path} is damaged ({problem!r}); {_ADVICE}") from None
+    prompts = _split(document, unpack_arrays(packed, arrays_path, RunError, _ADVICE), path)
+    if document.content_digest() != document.digest:
+        raise RunError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
+    return Run(
+        identity=document.identity,
+        golden_digest=document.golden_digest,
+        prompts=prompts,
+        faults=document.faults,
+        slots=document.slots,
+        stats=document.stats,
+        environment=document.environment,
+    )
 
 
-def _parse(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> Run:
-    names = document["prompts"]
+def _split(document: RunDocument, arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, PromptRun]:
+    names = document.prompts
     expected = {f"{index:04d}/{f.name}" for index in range(len(names)) for f in fields(PromptRun)}
-    if expected != arrays.keys():
-        raise ValueError(f"arrays differ from the list of prompts: {sorted(expected ^ arrays.keys())[:3]}")
-    prompts = {
+    if differing := sorted(expected ^ arrays.keys()):
+        raise RunError(f"{path}: the arrays differ from the list of prompts, first {differing[0]!r}; {_ADVICE}")
+    return {
         name: PromptRun(**{f.name: arrays[f"{index:04d}/{f.name}"] for f in fields(PromptRun)})
         for index, name in enumerate(names)
     }
-    identity = document["identity"]
-    slots = document["slots"]
-    return Run(
-        identity=SubjectIdentity(**{**identity, "required_gates": tuple(identity["required_gates"])}),
-        golden_digest=document["golden_digest"],
-        prompts=prompts,
-        faults=document["faults"],
-        slots=None if slots is None else SlotEvidence(**{**slots, "violations": tuple(slots["violations"])}),
-        stats={str(k): int(v) for k, v in document["stats"].items()},
-        environment=document["environment"],
-    )

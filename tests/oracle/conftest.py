@@ -1,0 +1,168 @@
+"""Tiny checkpoints and a tiny golden for the oracle's own tests. No torch: every number comes from a seeded stream."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle.golden.calibration import ClassCalibration
+from oracle.golden.compare import Comparison, compare, concatenate
+from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
+from oracle.golden.floor import calibrate
+from oracle.golden.format import Golden, Probes, assemble, write_golden
+from oracle.golden.recipe import PromptSpec, Recipe
+from oracle.golden.sensitivity import measure
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.kolibri1.synthetic import TINY, write_synthetic
+from oracle.serialization import canonical_json, digest
+from oracle.subjects.harness import PassEvidence, digest_embedding, record
+from oracle.subjects.run import PromptRun
+
+Reseal = Callable[[Path, Callable[[dict[str, Any]], None]], None]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint of `TINY`'s geometry in two shards. Shared: copy it before changing it (`tiny_copy`)."""
+    return write_synthetic(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Checkpoint:
+    """The shared tiny checkpoint, opened."""
+    return Checkpoint.open(tiny_folder)
+
+
+@pytest.fixture
+def tiny_copy(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint that the test may damage."""
+    return shutil.copytree(tiny_folder, tmp_path / "damaged")
+
+
+@pytest.fixture(scope="session")
+def tiny_golden(tiny: Checkpoint) -> tuple[Golden, bytes]:
+    """A golden of the tiny checkpoint with invented numbers: whole and consistent, though no model computed them."""
+    return invent_golden(tiny)
+
+
+@pytest.fixture(scope="session")
+def tiny_golden_folder(tiny_golden: tuple[Golden, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_golden` on disk. Shared: copy it before changing it (`golden_copy`)."""
+    folder = tmp_path_factory.mktemp("tiny-golden") / "golden"
+    write_golden(folder, *tiny_golden)
+    return folder
+
+
+@pytest.fixture
+def golden_copy(tiny_golden_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny golden that the test may damage."""
+    return shutil.copytree(tiny_golden_folder, tmp_path / "golden")
+
+
+@pytest.fixture(scope="session")
+def reseal() -> Reseal:
+    """Edit a golden's document as a careful forger would: canonical again, and with the digest of its new content."""
+
+    def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+        path = folder / "golden.json"
+        document = json.loads(path.read_bytes())
+        change(document)
+        document["recipe_digest"] = digest(canonical_json(document["recipe"]))
+        document["arrays_digest"] = digest((folder / "golden.safetensors").read_bytes())
+        del document["digest"]
+        document["digest"] = digest(canonical_json(document))
+        path.write_bytes(canonical_json(document))
+
+    return edit
+
+
+@pytest.fixture(scope="session")
+def perturbed_run() -> Callable[..., PromptRun]:
+    """The function `perturb`, for tests of comparisons and floors."""
+    return perturb
+
+
+def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]:
+    """A consistent golden: chains are the argmax of the stored logits, floors come from small noise."""
+    rng = np.random.default_rng(seed)
+    specs = (
+        PromptSpec(name="first", ids=tuple(rng.integers(0, 96, 5).tolist()), new_tokens=14),
+        PromptSpec(name="second", ids=tuple(rng.integers(0, 96, 3).tolist()), new_tokens=12),
+    )
+    prompts = tuple(invent_evidence(spec, rng) for spec in specs)
+    recipe = Recipe(prompts=specs, truth="float32", floor_arms={"bf16": ("a", "b", "c")}, versions={"numpy": "any"})
+    probes = Probes(
+        prompts=np.array([0, 0, 1], dtype=np.int32),
+        positions=np.array([4, 17, 2], dtype=np.int32),
+        hidden=rng.normal(size=(3, 3, 64)).astype(np.float32),
+        router_logits=rng.normal(size=(3, 3, 8)).astype(np.float32),
+        layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
+    )
+    return assemble(
+        recipe=recipe,
+        checkpoint_digest=checkpoint.digest(),
+        prompts=prompts,
+        classes={"fp32": invent_class("fp32", prompts, 1e-7), "bf16": invent_class("bf16", prompts, 1e-4)},
+        sensitivity=measure({p.name: (p.prompt_ids, p.generated) for p in prompts}),
+        probe_prompt="first",
+        probes=probes,
+    )
+
+
+def invent_evidence(spec: PromptSpec, rng: np.random.Generator) -> PromptEvidence:
+    """Random evidence at `TINY`'s geometry: 96 ids, 3 layers, top-3 of 8 experts."""
+    prompt = spec.ids or ()
+    positions, layers = len(prompt) + spec.new_tokens - 1, TINY["num_hidden_layers"]
+    logits = rng.normal(0, 3, (positions, TINY["vocab_size"])).astype(np.float32)
+    ids, values = top_logits(logits)
+    return PromptEvidence(
+        name=spec.name,
+        text=None,
+        prompt_ids=prompt,
+        generated=tuple(ids[len(prompt) - 1 :, 0].tolist()),
+        top_ids=ids,
+        top_logits=values,
+        logsumexp=log_sum_exp(logits),
+        expert_ids=np.argsort(rng.random((positions, layers, 8)), axis=2)[:, :, :3].astype(np.int32),
+        expert_weights=rng.random((positions, layers, 3)).astype(np.float32),
+        router_gap=rng.uniform(0.01, 0.5, (positions, layers)).astype(np.float32),
+        sketch=rng.normal(0, 8, (positions, layers, 32)).astype(np.float32),
+    )
+
+
+def invent_class(name: Any, prompts: tuple[PromptEvidence, ...], noise: float) -> ClassCalibration:
+    """A calibration on four arms that differ from the prompts by relative noise."""
+    arms: dict[str, Comparison] = {}
+    for seed, arm in enumerate(("a", "b", "c", "d")):
+        rng = np.random.default_rng([99, seed])
+        arms[arm] = concatenate(compare(p, perturb(p, rng, noise)) for p in prompts)
+    return calibrate(name, arms)
+
+
+def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float) -> PromptRun:
+    """A run that answers `prompt` with all numbers off by relative `noise`; ids, positions and experts are exact."""
+    others = TINY["vocab_size"] - prompt.top_ids.shape[1]
+    rest = 1.0 - np.exp(prompt.top_logits - prompt.logsumexp[:, None]).sum(axis=1)
+    level = (prompt.logsumexp + np.log(rest / others)).astype(np.float32)  # of each id that is not stored
+    logits = np.repeat(level[:, None], TINY["vocab_size"], axis=1)
+    np.put_along_axis(logits, prompt.top_ids.astype(np.int64), prompt.top_logits, axis=1)
+
+    def off(values: np.ndarray) -> np.ndarray:
+        return (values * (1 + noise * rng.normal(size=values.shape))).astype(np.float32)
+
+    shown = PassEvidence(
+        consumed=np.array(prompt.fed, dtype=np.int32),
+        positions=np.arange(len(prompt.fed), dtype=np.int32),
+        embedding_digest=np.stack([digest_embedding(np.zeros(2, dtype=np.uint8)) for _ in prompt.fed]),
+        logits=off(logits),
+        expert_ids=prompt.expert_ids,
+        expert_weights=prompt.expert_weights,
+        sketch=off(prompt.sketch),
+    )
+    return record(prompt, shown, prompt.fed, prompt.generated)

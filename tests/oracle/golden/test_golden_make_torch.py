@@ -1,0 +1,335 @@
+"""Making a golden: what is stored is what the reference computed, and whatever could not be judged by is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oracle import cli
+from oracle.errors import CheckpointError, GoldenError, UsageError
+from oracle.golden import make
+from oracle.golden.compare import compare
+from oracle.golden.format import Golden, load_golden, write_golden
+from oracle.golden.recipe import PromptSpec
+from oracle.golden.sketch import sketch
+from oracle.kolibri1.arms import ARMS, Arm, floor_arms
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.kolibri1.reference import Reference
+from oracle.kolibri1.synthetic import write_synthetic
+
+RNG = np.random.default_rng(0)
+PROMPTS = tuple(
+    PromptSpec(name=f"p{index}", ids=tuple(RNG.integers(0, 96, length).tolist()), new_tokens=20)
+    for index, length in enumerate((7, 3, 1))
+)
+SEEDS = range(16)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint, and the golden made of it."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    golden: Golden
+    packed: bytes
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The golden of the first seed that gives one: of random weights some chains repeat, and some floors are too narrow."""
+    refusals = []
+    for seed in SEEDS:
+        folder = write_synthetic(tmp_path_factory.mktemp("make") / "checkpoint", seed=seed)
+        checkpoint = Checkpoint.open(folder)
+        try:
+            return Made(folder, checkpoint, *make.make_golden(checkpoint, PROMPTS))
+        except GoldenError as error:
+            refusals.append(str(error))
+    raise AssertionError(refusals)
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made) -> Path:
+    return made.folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(made: Made) -> Checkpoint:
+    return made.checkpoint
+
+
+def test_a_golden_holds_what_the_reference_computes(made: Made, checkpoint: Checkpoint) -> None:
+    golden, reference = made.golden, Reference(checkpoint)
+    assert [p.name for p in golden.prompts] == ["p0", "p1", "p2"]
+    assert golden.document.checkpoint_digest == checkpoint.digest()
+    for spec, prompt in zip(PROMPTS, golden.prompts, strict=True):
+        assert prompt.prompt_ids == spec.ids
+        assert len(prompt.generated) == 20
+        got = reference.forward(list(prompt.fed), reference.new_cache())
+        logits = got.logits.numpy()
+        assert np.array_equal(prompt.argmax, logits.argmax(1))
+        assert prompt.generated == tuple(logits.argmax(1)[len(prompt.prompt_ids) - 1 :].tolist())
+        stored = np.take_along_axis(logits, prompt.top_ids.astype(np.int64), 1)
+        assert np.abs(stored - prompt.top_logits).max() < 2e-6 * np.abs(logits).max()
+        assert np.allclose(prompt.logsumexp, torch.logsumexp(got.logits.double(), 1).numpy(), rtol=1e-6)
+        assert np.array_equal(prompt.expert_ids, got.expert_ids.numpy())
+        assert np.allclose(prompt.router_gap, got.router_gap.numpy(), atol=1e-5)
+        assert np.allclose(prompt.sketch, sketch(got.residual.numpy()), atol=1e-4)
+
+
+def test_probes_are_full_values_at_the_places_they_name(made: Made, checkpoint: Checkpoint) -> None:
+    golden, reference = made.golden, Reference(checkpoint)
+    probes = golden.probes
+    expected = [(i, p) for i, e in enumerate(golden.prompts) for p in (len(e.prompt_ids) - 1, len(e.fed) - 1)]
+    assert list(zip(probes.prompts.tolist(), probes.positions.tolist(), strict=True)) == expected
+    passes = [reference.forward(list(p.fed), reference.new_cache()) for p in golden.prompts]
+    for row, (prompt, position) in enumerate(expected):
+        assert np.allclose(probes.hidden[row], passes[prompt].residual[position].numpy(), atol=1e-4)
+        assert np.allclose(probes.router_logits[row], passes[prompt].router_logits[position].numpy(), atol=1e-4)
+    # The shortest prompt that outgrows the window of 9 has 1 + 20 - 1 positions.
+    assert golden.document.probe_prompt == "p2"
+    assert np.allclose(probes.layer_inputs, passes[2].layer_inputs.numpy(), atol=1e-4)
+
+
+def test_every_class_is_calibrated_on_its_own_arms(made: Made, checkpoint: Checkpoint) -> None:
+    golden = made.golden
+    for name, calibration in golden.document.classes.items():
+        assert calibration.arms == tuple(a.name for a in floor_arms(name)) == golden.document.recipe.floor_arms[name]
+        assert calibration.positions == golden.positions
+        assert sum(calibration.bins.positions) == golden.positions * len(calibration.arms)
+    assert set(golden.document.classes) == {"fp32", "bf16"}
+    assert golden.document.classes["fp32"].limits.sketch_slope < 1e-4 < golden.document.classes["bf16"].limits.sketch_slope
+    assert golden.document.sensitivity.hidden == ()
+
+
+def test_an_arms_run_is_that_arms_own_pass(made: Made, checkpoint: Checkpoint) -> None:
+    prompt = made.golden.prompts[0]
+    runs = {name: next(iter(make.run_arm(checkpoint, ARMS[name], [prompt]))) for name in ("float32", "bfloat16")}
+    assert compare(prompt, runs["float32"]).kl.max() < 1e-9
+    assert compare(prompt, runs["bfloat16"]).kl.max() > 1e-9
+    assert np.array_equal(runs["bfloat16"].consumed, prompt.fed)
+
+
+def test_the_same_inputs_give_the_same_bytes_and_they_read_back(made: Made, folder: Path, tmp_path: Path) -> None:
+    again = make.make_golden(Checkpoint.open(folder), PROMPTS)
+    assert again[1] == made.packed
+    assert again[0].document == made.golden.document
+    write_golden(tmp_path / "golden", *again)
+    read = load_golden(tmp_path / "golden")
+    assert read.document == made.golden.document
+    assert np.array_equal(read.prompts[2].top_logits, made.golden.prompts[2].top_logits)
+
+
+def test_progress_reaches_its_end(checkpoint: Checkpoint) -> None:
+    seen: list[tuple[str, int, int]] = []
+    make.make_golden(checkpoint, PROMPTS, lambda *step: seen.append(step))
+    assert [step for step in seen if step[0] == "truth"] == [("truth", n, 3) for n in range(4)]
+    for name in ("fp32", "bf16"):
+        arms = len(floor_arms(name))
+        assert [step[1:] for step in seen if step[0] == f"floor {name}"] == [(n, arms) for n in range(arms + 1)]
+
+
+def test_no_prompts_give_no_golden(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match="an empty prompt list gives no golden; pass at least one prompt"):
+        make.make_golden(checkpoint, [])
+
+
+@pytest.mark.parametrize("bad", [96, -1, 10**12])
+def test_an_id_outside_the_vocabulary_is_refused_with_its_prompt(checkpoint: Checkpoint, bad: int) -> None:
+    prompts = [PROMPTS[0], PromptSpec(name="bad", ids=(3, bad), new_tokens=20)]
+    with pytest.raises(UsageError, match=f"prompt bad: id {bad} is outside the vocabulary of 96; check the tokenizer"):
+        make.make_golden(checkpoint, prompts)
+
+
+def test_a_prompt_that_outgrows_the_context_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match="prompt p0: 7 ids and 506 new ones exceed the context of 512; ask for fewer"):
+        make.prompt_ids(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 506})])
+    assert make.prompt_ids(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 505})]) == [PROMPTS[0].ids]
+
+
+def test_text_without_a_tokenizer_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        make.make_golden(checkpoint, [PromptSpec(name="text", text="Hallo", new_tokens=4)])
+
+
+def answering(patch: pytest.MonkeyPatch, chain: Callable[[int], Sequence[int]]) -> None:
+    """Let the truth generate `chain(prompt number)` in place of its own ids."""
+    honest, calls = make.generate, iter(range(100))
+
+    def generate(reference: Reference, prompt: Sequence[int], new_tokens: int) -> Any:
+        return tuple(chain(next(calls))), honest(reference, prompt, new_tokens)[1]
+
+    patch.setattr(make, "generate", generate)
+
+
+@pytest.mark.parametrize("period", [1, 2, 12])
+def test_a_chain_of_short_period_is_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, period: int) -> None:
+    pattern = list(range(30, 30 + period))
+    answering(monkeypatch, lambda _: (pattern * 24)[:24])
+    with pytest.raises(GoldenError, match=f"prompt p0: its chain has period {period} .*; choose another prompt"):
+        make.make_golden(checkpoint, PROMPTS)
+
+
+def test_a_model_that_repeats_itself_is_refused(tmp_path: Path) -> None:
+    """Without new ids at the input the model stays where it is: an embedding of equal rows gives a constant chain."""
+    opened = Checkpoint.open(write_synthetic(tmp_path / "still", seed=1))
+    embedding = opened.raw("model.embed_tokens.weight").reshape(96, -1)
+    patched = np.broadcast_to(embedding[0], embedding.shape).reshape(-1).copy()
+    honest = opened.raw
+    opened.raw = lambda name: patched if name == "model.embed_tokens.weight" else honest(name)  # type: ignore[method-assign]
+    with pytest.raises(GoldenError, match="its chain has period 1 and can show no index fault"):
+        make.make_golden(opened, PROMPTS[:1])
+
+
+def test_chains_that_would_hide_a_swap_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, lambda _: list(range(20)))
+    with pytest.raises(
+        GoldenError, match=r"the chains would not expose p0: answered as p1 \(3 such faults\); change the prompts"
+    ):
+        make.make_golden(checkpoint, PROMPTS)
+
+
+def test_an_arm_that_does_not_pass_the_others_floor_is_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = make.run_arm
+
+    def run_arm(checkpoint: Checkpoint, arm: Arm, evidence: Sequence[Any]) -> Any:
+        for run in honest(checkpoint, arm, evidence):
+            yield replace(run, sketch=run.sketch * np.float32(0.9)) if arm.name == "bfloat16-kept" else run
+
+    monkeypatch.setattr(make, "run_arm", run_arm)
+    with pytest.raises(GoldenError, match="class bf16: arm bfloat16-kept does not pass the floor of the other arms"):
+        make.make_golden(checkpoint, PROMPTS)
+
+
+def write_prompts(path: Path, prompts: Sequence[PromptSpec] = PROMPTS) -> Path:
+    path.write_text("".join(p.model_dump_json(exclude_none=True) + "\n" for p in prompts))
+    return path
+
+
+@pytest.fixture
+def workplace(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with prompt files, and one that must survive."""
+    write_prompts(tmp_path / "good.jsonl")
+    write_prompts(tmp_path / "outside.jsonl", [PromptSpec(name="bad", ids=(96,), new_tokens=4)])
+    write_prompts(tmp_path / "text.jsonl", [PromptSpec(name="text", text="Hallo", new_tokens=4)])
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "existing" / "kept").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+BAD_MAKES = {
+    "an existing folder": ({"--golden": "existing"}, "existing exists already and is never overwritten"),
+    "a missing parent": ({"--golden": "nowhere/golden"}, "nowhere does not exist; create it first"),
+    "no such prompts": ({"--prompts": "none.jsonl"}, "none.jsonl cannot be read"),
+    "no prompts": ({"--prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
+    "a broken line": ({"--prompts": "broken.jsonl"}, "broken.jsonl, line 1 is not JSON"),
+    "an id outside": ({"--prompts": "outside.jsonl"}, "prompt bad: id 96 is outside the vocabulary of 96"),
+    "text without tokenizer": ({"--prompts": "text.jsonl"}, "tokenizer.json cannot be read"),
+    "no checkpoint": ({"--checkpoint": "existing"}, "existing is no checkpoint"),
+}
+
+
+def files(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+def command(folder: Path, **changed: str) -> list[str]:
+    options = {"--golden": "made", "--checkpoint": str(folder), "--prompts": "good.jsonl"} | changed
+    return ["golden", "make", *(word for pair in options.items() for word in pair)]
+
+
+@pytest.mark.parametrize("case", BAD_MAKES)
+def test_a_golden_that_cannot_be_made_is_refused_in_one_line(
+    workplace: Path, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    changed, named = BAD_MAKES[case]
+    before = files(workplace)
+    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(folder, **changed)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert named in err
+    assert files(workplace) == before
+
+
+def test_a_golden_made_by_the_command_is_the_librarys(
+    workplace: Path, folder: Path, made: Made, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(folder)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert not caught.value.code
+    assert f"wrote made: 3 prompts, {made.golden.positions} positions, {made.golden.digest}" in capfd.readouterr().out
+    assert load_golden(workplace / "made").document == made.golden.document
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import oracle.golden.make as make
+from oracle import cli
+def announce():
+    print("announced", flush=True)
+    sys.stdin.readline()
+{hook}
+cli.main()
+"""
+HOOKS = {
+    "while the floor is measured": """
+honest = make.run_arm
+def run_arm(*arguments):
+    announce()
+    return honest(*arguments)
+make.run_arm = run_arm
+""",
+    "between its two files": """
+honest = Path.write_bytes
+def write_bytes(path, data):
+    written = honest(path, data)
+    announce()
+    return written
+Path.write_bytes = write_bytes
+""",
+}
+
+
+@pytest.mark.parametrize("moment", HOOKS)
+def test_an_interrupted_make_leaves_no_golden(workplace: Path, folder: Path, moment: str) -> None:
+    before = files(workplace)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(hook=HOOKS[moment]), *command(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert "announced\n" in iter(process.stdout.readline, "")
+        process.send_signal(signal.SIGINT)
+        try:
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert files(workplace) == before
+    assert process.returncode == 130
+    assert errors == "error: interrupted; nothing was written\n"

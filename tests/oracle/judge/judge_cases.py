@@ -1,0 +1,121 @@
+"""Spoiled copies of a case: the perfect subject's answer to the shipped golden with one thing changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldens import mini_checkpoint
+from oracle.golden.calibration import BAND_MULTIPLE, Bands
+from oracle.golden.evidence import PromptEvidence
+from oracle.golden.format import Golden
+from oracle.judge.gate import Case, Judgement
+from oracle.judge.jobs import PromptJob, run_job
+from oracle.subjects.protocol import NumericClass, SubjectRequest
+from oracle.subjects.run import PromptRun, Run
+
+HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "ledger")
+
+
+def mini_golden() -> Path:
+    return mini_checkpoint() / "golden"
+
+
+def perfect_run(golden: Golden, numeric_class: NumericClass = "bf16") -> Run:
+    """The perfect subject driven over every prompt, in this process."""
+    request = SubjectRequest(mini_checkpoint(), mini_golden(), arm=numeric_class)
+    outcomes = [run_job(PromptJob("perfect", request, mini_golden(), prompt.name)) for prompt in golden.prompts]
+    return Run(
+        identity=outcomes[0].identity,
+        golden_digest=golden.digest,
+        prompts={outcome.job.prompt: outcome.run for outcome in outcomes if outcome.run is not None},
+    )
+
+
+def with_run(case: Case, **changes: Any) -> Case:
+    """The case with fields of its run replaced."""
+    return replace(case, run=replace(case.run, **changes))
+
+
+def with_prompt(case: Case, prompt: PromptEvidence, **changes: Any) -> Case:
+    """The case with arrays of one prompt's run replaced."""
+    return with_run(case, prompts={**case.run.prompts, prompt.name: replace(case.run.prompts[prompt.name], **changes)})
+
+
+def with_evidence(case: Case, prompt: PromptEvidence, **changes: Any) -> Case:
+    """The case with fields of one prompt of its golden replaced; its digests stay."""
+    prompts = tuple(replace(p, **changes) if p.name == prompt.name else p for p in case.golden.prompts)
+    return replace(case, golden=replace(case.golden, prompts=prompts))
+
+
+def with_bands(case: Case, regret: float = 0.0, router_gap: float = 0.0, router_regret: float = 0.0) -> Case:
+    """The case judged by these bands."""
+    bands = Bands(
+        regret=regret,
+        router_gap=router_gap,
+        router_regret=router_regret,
+        floor_regret=regret / BAND_MULTIPLE,
+        floor_router_gap=router_gap / BAND_MULTIPLE,
+        floor_router_regret=router_regret / BAND_MULTIPLE,
+        multiple=BAND_MULTIPLE,
+    )
+    return replace(case, calibration=case.calibration.model_copy(update={"bands": bands}))
+
+
+def answer(case: Case, prompt: PromptEvidence) -> PromptRun:
+    return case.run.prompts[prompt.name]
+
+
+def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
+    """A copy with one place set."""
+    out = array.copy()
+    out[index] = value
+    return out
+
+
+def flipped(case: Case, prompt: PromptEvidence, position: int, rank: int = 1) -> Case:
+    """At one teacher-forced position, the golden's choice of that rank."""
+    argmax = changed(answer(case, prompt).argmax, position, prompt.top_ids[position, rank])
+    return with_prompt(case, prompt, argmax=argmax)
+
+
+def with_other_experts(case: Case, prompt: PromptEvidence, position: int, layer: int) -> Case:
+    """At one position and layer, the first expert exchanged for one that was not selected."""
+    ids = answer(case, prompt).expert_ids
+    unused = next(e for e in range(case.checkpoint.config.num_experts) if e not in ids[position, layer])
+    return with_prompt(case, prompt, expert_ids=changed(ids, (position, layer, 0), unused))
+
+
+def outside_stored(case: Case, prompt: PromptEvidence, position: int) -> int:
+    """An id that the golden does not store at that position."""
+    return next(i for i in range(case.checkpoint.config.vocab_size) if i not in prompt.top_ids[position])
+
+
+def narrowest(case: Case, generated_only: bool = False) -> tuple[PromptEvidence, int]:
+    """The prompt and position with the smallest margin that is no exact tie."""
+    places = [
+        (float(prompt.margin[position]), index, position)
+        for index, prompt in enumerate(case.golden.prompts)
+        for position in range(len(prompt.prompt_ids) - 1 if generated_only else 0, len(prompt.fed))
+        if prompt.margin[position] > 0
+    ]
+    _, index, position = min(places)
+    return case.golden.prompts[index], position
+
+
+def widest(case: Case, generated_only: bool = False) -> tuple[PromptEvidence, int]:
+    """The prompt and position with the largest margin."""
+    places = [
+        (float(prompt.margin[position]), index, position)
+        for index, prompt in enumerate(case.golden.prompts)
+        for position in range(len(prompt.prompt_ids) - 1 if generated_only else 0, len(prompt.fed))
+    ]
+    _, index, position = max(places)
+    return case.golden.prompts[index], position
+
+
+def headlines(judgement: Judgement) -> list[str]:
+    return [finding.headline for finding in judgement.findings]

@@ -1,0 +1,243 @@
+"""Flip records: numbers from which the label follows, and a signature that anyone can recompute."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from judge_cases import answer, changed, flipped, narrowest, widest, with_bands, with_other_experts, with_prompt
+from pydantic import ValidationError
+
+from oracle.golden.calibration import Bands
+from oracle.judge.flip_record import FlipRecord, flip_records, signature
+from oracle.judge.gate import Case
+
+LABELS = ("near-tie", "router-near-tie", "hard")
+SIZES = st.floats(0, 20, allow_nan=False)
+
+
+def record(**changes: Any) -> FlipRecord:
+    """A near tie of 0.01 nats under a band of 0.02, with fields replaced."""
+    bands = {"regret": 0.02, "router_gap": 0.1, "router_regret": 0.05}
+    bands |= {"floor_regret": 0.01, "floor_router_gap": 0.05, "floor_router_regret": 0.025, "multiple": 2.0}
+    values = {
+        "prompt": "p",
+        "position": 3,
+        "expected": 5,
+        "got": 7,
+        "regret": 0.01,
+        "rank": 1,
+        "top": 12.0,
+        "golden_margin": 0.01,
+        "subject_margin": 0.02,
+        "golden_margin_ulps": 0.16,
+        "subject_margin_ulps": 0.32,
+        "set_layer": None,
+        "set_gap": 0.0,
+        "sketch_layer": None,
+        "label": "near-tie",
+        "bands": bands,
+        "logit_dtype": "float32",
+    }
+    return FlipRecord.model_validate({**values, **changes})
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> dict[str, Any]:
+    """Everything a label follows from."""
+    floors = {name: draw(SIZES) for name in ("regret", "router_gap", "router_regret")}
+    multiple = draw(st.floats(1, 2))
+    bands = {**{n: multiple * f for n, f in floors.items()}, **{f"floor_{n}": f for n, f in floors.items()}}
+    set_layer = draw(st.none() | st.integers(0, 4))
+    return {
+        "regret": draw(st.sampled_from([0.0, floors["regret"], multiple * floors["regret"]]) | SIZES),
+        "rank": draw(st.sampled_from([-1, 1, 2, 63])),
+        "top": draw(st.floats(-40, 40)),
+        "set_layer": set_layer,
+        "set_gap": 0.0 if set_layer is None else draw(SIZES),
+        "bands": {**bands, "multiple": multiple},
+        "logit_dtype": draw(st.sampled_from(["float32", "bfloat16"])),
+    }
+
+
+def label_of(n: dict[str, Any]) -> str:
+    """The rule in words: outside the stored ids is hard; an exact tie is not; then the bands, with one ULP as the least."""
+    if n["rank"] == -1:
+        return "hard"
+    kind = "near-tie" if n["set_layer"] is None else "router-near-tie"
+    bits = {"float32": 23, "bfloat16": 7}[n["logit_dtype"]]
+    size = abs(n["top"])
+    ulp = 2.0 ** (max(np.floor(np.log2(size)), -126) - bits) if size else 2.0 ** (-126 - bits)
+    band = n["bands"]["regret" if kind == "near-tie" else "router_regret"]
+    within = n["regret"] == 0 or (
+        n["regret"] <= max(band, ulp) and (kind == "near-tie" or n["set_gap"] <= n["bands"]["router_gap"])
+    )
+    return kind if within else "hard"
+
+
+@given(numbers())
+def test_only_the_label_that_follows_from_the_numbers_is_accepted(n: dict[str, Any]) -> None:
+    for label in LABELS:
+        if label == label_of(n):
+            assert record(**n, label=label).label == label
+        else:
+            with pytest.raises(ValidationError, match="contradicts the numbers"):
+                record(**n, label=label)
+
+
+@given(numbers())
+def test_a_record_survives_json_whole(n: dict[str, Any]) -> None:
+    before = record(**n, label=label_of(n))
+    assert FlipRecord.model_validate_json(before.model_dump_json()) == before
+    assert FlipRecord.model_validate(json.loads(json.dumps(before.model_dump(mode="json")))) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("label", "hard"), ("regret", 5.0), ("rank", -1), ("set_layer", 2), ("bands", {"regret": 0.0})],
+)
+def test_a_stored_record_edited_in_one_field_is_refused_on_load(name: str, value: Any) -> None:
+    stored = record().model_dump(mode="json")
+    stored[name] = {**stored[name], **value} if isinstance(value, dict) else value
+    with pytest.raises(ValidationError):
+        FlipRecord.model_validate_json(json.dumps(stored))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["regret", "top", "set_gap", "golden_margin", "subject_margin"])
+def test_numbers_that_are_not_finite_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        record(**{name: value})
+
+
+def test_bands_beyond_the_floor_s_multiple_are_refused_so_no_record_can_buy_itself_a_label() -> None:
+    bands = record().bands.model_dump()
+    with pytest.raises(ValidationError, match="inflated"):
+        record(regret=5.0, bands={**bands, "regret": 6.0})
+
+
+def test_a_flip_of_an_id_to_itself_is_none() -> None:
+    with pytest.raises(ValidationError, match="equal is none"):
+        record(got=5)
+
+
+def test_a_negative_regret_is_refused() -> None:
+    """The golden's own choice has its largest logit, so no other can beat it."""
+    with pytest.raises(ValidationError):
+        record(regret=-0.01)
+
+
+def test_an_unknown_logit_type_is_refused_as_bad_input() -> None:
+    with pytest.raises(ValidationError):
+        record(logit_dtype="float16")
+
+
+def test_unknown_and_missing_fields_are_refused() -> None:
+    stored = record().model_dump(mode="json")
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        FlipRecord.model_validate({**stored, "note": "fine"})
+    del stored["rank"]
+    with pytest.raises(ValidationError, match="rank"):
+        FlipRecord.model_validate(stored)
+
+
+def recomputed(golden_digest: str, flips: Sequence[tuple[str, int, int, int]]) -> str:
+    lines = [f"{golden_digest} {prompt} {position} {expected} {got}\n" for prompt, position, expected, got in flips]
+    return "sha256:" + hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
+
+
+FLIPS = [("count", 9, 17, 4), ("count", 10, 3, 260), ("über", 0, 5, 7)]
+
+
+def test_the_signature_is_the_documented_one_for_a_literal_example() -> None:
+    flips = [record(prompt=p, position=i, expected=e, got=g) for p, i, e, g in FLIPS]
+    assert signature("sha256:abc", flips) == "sha256:faf9ee70d06f8cfdba23b572b0ae49e9a9a79b14f89f1ebcc2b7c5e43c9a3fe0"
+    assert signature("sha256:abc", flips) == recomputed("sha256:abc", FLIPS)
+
+
+def test_a_run_without_flips_has_the_signature_of_no_lines() -> None:
+    empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert signature("sha256:abc", ()) == signature("sha256:def", ()) == empty
+
+
+def test_the_signature_does_not_depend_on_the_order_of_the_records() -> None:
+    flips = [record(prompt=p, position=i, expected=e, got=g) for p, i, e, g in FLIPS]
+    assert len({signature("sha256:abc", order) for order in permutations(flips)}) == 1
+
+
+@pytest.mark.parametrize("change", [{"prompt": "q"}, {"position": 4}, {"expected": 6}, {"got": 8}])
+def test_the_signature_differs_where_what_it_covers_differs(change: dict[str, Any]) -> None:
+    assert signature("sha256:abc", [record(**change)]) != signature("sha256:abc", [record()])
+
+
+def test_the_signature_differs_between_goldens() -> None:
+    assert signature("sha256:abc", [record()]) != signature("sha256:abd", [record()])
+
+
+def test_the_signature_does_not_depend_on_what_it_does_not_cover() -> None:
+    """Two machines that flip alike with other margins are the same red."""
+    other = record(regret=0.0101, subject_margin=0.5, sketch_layer=2)
+    assert signature("sha256:abc", [other]) == signature("sha256:abc", [record()])
+
+
+@given(st.integers(1, 3), st.integers(0, 99), st.integers(1, 3))
+def test_signatures_of_two_flips_and_of_one_are_never_the_same(a: int, b: int, c: int) -> None:
+    assume(a != c)
+    one, two = record(position=a, expected=500, got=b), record(position=c, expected=500, got=b)
+    assert len({signature("g", flips) for flips in ([one], [two], [one, two], [])}) == 4
+
+
+def test_the_perfect_run_has_no_records(case: Case) -> None:
+    assert flip_records(case) == ()
+
+
+def test_a_record_holds_what_golden_and_subject_say_of_its_position(case: Case) -> None:
+    prompt, position = narrowest(case)
+    run = answer(case, prompt)
+    top_logits = changed(run.top_logits, (position, slice(0, 2)), (12.5, 12.25))
+    [flip] = flip_records(with_prompt(flipped(case, prompt, position), prompt, top_logits=top_logits))
+    top, second = (float(v) for v in prompt.top_logits[position, :2])
+    ulp = 2.0 ** (np.floor(np.log2(abs(top))) - 7)
+    assert (flip.prompt, flip.position) == (prompt.name, position)
+    assert (flip.expected, flip.got, flip.rank) == (*prompt.top_ids[position, :2], 1)
+    assert (flip.regret, flip.golden_margin, flip.top) == (top - second, top - second, top)
+    assert flip.subject_margin == 0.25
+    assert (flip.golden_margin_ulps, flip.subject_margin_ulps) == ((top - second) / ulp, 0.25 / ulp)
+    assert (flip.set_layer, flip.set_gap, flip.sketch_layer) == (None, 0.0, None)
+    assert flip.bands == case.calibration.bands
+
+
+def test_a_record_names_the_first_layer_whose_experts_and_whose_sketch_are_off(case: Case) -> None:
+    prompt, position = narrowest(case)
+    spoiled = with_other_experts(flipped(case, prompt, position), prompt, position, layer=3)
+    spoiled = with_other_experts(spoiled, prompt, position, layer=2)
+    sketch = answer(case, prompt).sketch
+    off = changed(sketch, (position, slice(1, None)), sketch[position, 1:] * 1.5)
+    [flip] = flip_records(with_prompt(spoiled, prompt, sketch=off))
+    assert (flip.set_layer, flip.sketch_layer) == (2, 1)
+    assert flip.set_gap == float(prompt.router_gap[position, 2])
+
+
+def test_records_come_in_the_golden_s_order_of_prompts_and_positions(case: Case) -> None:
+    (first, a), (second, b) = narrowest(case), widest(case)
+    spoiled = flipped(flipped(case, second, b), first, a)
+    names = [p.name for p in case.golden.prompts]
+    places = [(names.index(flip.prompt), flip.position) for flip in flip_records(spoiled)]
+    assert places == sorted([(names.index(first.name), a), (names.index(second.name), b)])
+
+
+def test_the_label_of_a_record_is_the_case_s_own_bands_label(case: Case) -> None:
+    prompt, position = widest(case)
+    spoiled = flipped(case, prompt, position)
+    wide: Bands = with_bands(case, regret=1e3).calibration.bands
+    banded = replace(spoiled, calibration=spoiled.calibration.model_copy(update={"bands": wide}))
+    assert [f.label for f in flip_records(spoiled)] == ["hard"]
+    assert [f.label for f in flip_records(banded)] == ["near-tie"]

@@ -1,0 +1,159 @@
+"""A session from options to report: the subject, its controls and the replay of what it showed, in this process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_cases import HOST_GATES, mini_golden
+
+import oracle.judge.session as session
+from goldens import mini_checkpoint
+from oracle.errors import CheckpointError, DeviceFault, GoldenError, RunError, SubjectError, UsageError
+from oracle.judge.controls import device_controls
+from oracle.judge.gate import Case
+from oracle.judge.gates import GATE_NAMES
+from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
+from oracle.judge.session import SessionOptions, judge_recorded, record_session, run_session
+from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.run import SlotEvidence, save_run
+
+OPTIONS = SessionOptions(mini_checkpoint(), mini_golden(), "perfect")
+
+
+@pytest.fixture(autouse=True)
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[PromptJob]:
+    """All jobs in this process; the list holds what was run."""
+    seen: list[PromptJob] = []
+
+    def serially(jobs: Sequence[PromptJob], _workers: int | None = None, done: Any = None) -> list[PromptOutcome]:
+        seen.extend(jobs)
+        outcomes = []
+        for index, job in enumerate(jobs):
+            outcomes.append(run_job(job))
+            if done is not None:
+                done(index + 1)
+        return outcomes
+
+    monkeypatch.setattr(session, "run_jobs", serially)
+    return seen
+
+
+def test_the_perfect_subject_is_green_and_progress_reaches_the_end(jobs: list[PromptJob]) -> None:
+    steps: list[tuple[int, int]] = []
+    report = run_session(OPTIONS, lambda done, of: steps.append((done, of)))
+    assert (report.verdict, report.partial) == ("pass", False)
+    assert steps[-1] == (len(jobs), len(jobs))
+    assert {r.name for r in report.gates if r.verdict == "pass"} == set(HOST_GATES)
+
+
+@pytest.mark.parametrize("only", ["flips", "fl*", "flips@0123abcd"])
+def test_only_narrows_the_gates_and_says_so(only: str) -> None:
+    report = run_session(replace(OPTIONS, only=only))
+    assert (report.verdict, report.partial) == ("pass", True)
+    assert [r.name for r in report.gates] == ["flips", "ledger"]
+
+
+def test_only_without_a_match_names_the_gates_before_anything_runs(jobs: list[PromptJob]) -> None:
+    with pytest.raises(UsageError, match="matches no gate; the gates are golden, alignment"):
+        run_session(replace(OPTIONS, only="flip"))
+    assert jobs == []
+
+
+def test_the_arm_chooses_the_class_it_is_judged_by() -> None:
+    report = run_session(replace(OPTIONS, arm="fp32"))
+    assert (report.verdict, report.run.identity.numeric_class) == ("pass", "fp32")
+    assert "largest relative error" in next(r for r in report.gates if r.name == "logits").measured
+
+
+def test_a_replayed_run_gives_the_verdict_it_gave_live(tmp_path: Path, jobs: list[PromptJob]) -> None:
+    recorded = record_session(OPTIONS)
+    live = judge_recorded(recorded, GATE_NAMES, partial=False)
+    save_run(recorded.run, tmp_path / "run", control=recorded.perfect)
+    jobs.clear()
+    replayed = run_session(replace(OPTIONS, subject="no-such-subject", replay=tmp_path / "run"))
+    assert replayed.to_json() == live.to_json()
+    assert live.verdict == "pass"
+    assert jobs == []
+
+
+def test_a_run_without_a_control_run_by_its_dumper_is_never_green(tmp_path: Path, case: Case) -> None:
+    save_run(case.run, tmp_path / "run")
+    report = run_session(replace(OPTIONS, replay=tmp_path / "run"))
+    assert report.verdict == "incomplete"
+    [finding] = next(gate for gate in report.gates if gate.name == "ledger").findings
+    assert finding.headline == "the run comes without a control run by the same dumper"
+
+
+def test_a_run_of_another_golden_is_refused(tmp_path: Path, case: Case, jobs: list[PromptJob]) -> None:
+    save_run(replace(case.run, golden_digest="sha256:" + "1" * 64), tmp_path / "run")
+    with pytest.raises(RunError, match="answers another golden"):
+        run_session(replace(OPTIONS, replay=tmp_path / "run"))
+    assert jobs == []
+
+
+def test_a_golden_of_another_checkpoint_is_refused(tmp_path: Path, jobs: list[PromptJob]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(mini_checkpoint(), other, ignore=shutil.ignore_patterns("golden"))
+    shard = min(other.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(GoldenError, match="was made from another checkpoint"):
+        run_session(replace(OPTIONS, checkpoint=other))
+    assert jobs == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"subject": "nope"}, SubjectError),
+        ({"arm": "nope"}, SubjectError),
+        ({"device": "nope"}, SubjectError),
+        ({"golden": Path("nowhere")}, GoldenError),
+        ({"checkpoint": Path("nowhere")}, CheckpointError),
+        ({"replay": Path("nowhere")}, RunError),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_line_before_anything_runs(
+    change: dict[str, Any], error: type[Exception], jobs: list[PromptJob]
+) -> None:
+    with pytest.raises(error) as caught:
+        run_session(replace(OPTIONS, **change))
+    assert "\n" not in str(caught.value)
+    assert jobs == []
+
+
+def test_the_recorded_run_holds_the_golden_s_prompts_in_order_and_what_it_ran_on() -> None:
+    recorded = record_session(OPTIONS)
+    names = [p.name for p in recorded.golden.prompts]
+    assert list(recorded.run.prompts) == list(recorded.perfect.prompts) == names
+    assert recorded.run.golden_digest == recorded.golden.digest
+    assert {"numpy", "python", "kolibri-oracle"} <= recorded.run.environment.keys()
+
+
+def planted(fault: DeviceFault | None, violations: tuple[str, ...] = ()) -> PromptOutcome:
+    job = PromptJob("tt", SubjectRequest(mini_checkpoint(), plant="slot-byte"), mini_golden(), "p")
+    return PromptOutcome(job, None, None, fault, SlotEvidence(violations=violations), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "seen", "behaved"),
+    [
+        (planted(DeviceFault("slot-verification", "x")), "device-fault:slot-verification", None, True),
+        (planted(DeviceFault("out-of-memory", "x")), "device-fault:slot-verification", "device-fault:out-of-memory", False),
+        (planted(None, ("a violation",)), "gate:slots", None, True),
+        (planted(None, ("a violation",)), "device-fault:slot-verification", "gate:slots", False),
+        (planted(DeviceFault("slot-verification", "x")), "gate:slots", "device-fault:slot-verification", False),
+        (planted(None), "gate:slots", "not caught", False),
+    ],
+)
+def test_a_fault_planted_in_the_device_must_be_caught_as_declared(
+    outcome: PromptOutcome, expected: str, seen: str | None, behaved: bool
+) -> None:
+    [result] = device_controls([(outcome, expected)])
+    assert (result.name, result.seen, result.behaved) == ("device slot-byte", seen or expected, behaved)

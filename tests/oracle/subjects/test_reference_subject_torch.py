@@ -1,0 +1,63 @@
+"""`reference` and `transformers`, step by step through the harness, against the shipped golden: they must be green."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from goldens import mini_checkpoint
+from oracle.golden.format import Golden
+from oracle.judge.alignment import AlignmentGate
+from oracle.judge.chain import ChainGate
+from oracle.judge.flips import FlipsGate
+from oracle.judge.gate import Case, Gate
+from oracle.judge.logits import LogitsGate
+from oracle.judge.residual import ResidualGate
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.harness import drive
+from oracle.subjects.protocol import NumericClass, SubjectRequest
+from oracle.subjects.registry import subject_factory
+from oracle.subjects.run import Run
+
+PROMPTS = 2
+GATES: tuple[Gate, ...] = (AlignmentGate(), ChainGate(), FlipsGate(), LogitsGate(), ResidualGate())
+WHOLE_GOLDEN_ONLY = "median KL above the class's limit"
+"""A limit on the median of all prompts; two short ones hold a larger share of flat positions."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker: threads that wait for each other on a shared core take minutes over these small products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "numeric_class"),
+    [
+        ("reference", "float32", "fp32"),
+        ("reference", "bfloat16-fused", "bf16"),
+        ("transformers", "float32", "fp32"),
+        ("transformers", "bfloat16", "bf16"),
+    ],
+)
+def test_an_honest_engine_is_green_by_every_gate_of_its_class(
+    golden: Golden, name: str, arm: str, numeric_class: NumericClass
+) -> None:
+    subject = subject_factory(name).open(SubjectRequest(mini_checkpoint(), arm=arm))
+    identity = subject.identity
+    assert (identity.name, identity.arm, identity.numeric_class) == (name, arm, numeric_class)
+    prompts = tuple(sorted(golden.prompts, key=lambda p: (len(p.fed), p.name))[:PROMPTS])
+    run = Run(identity, golden.digest, {prompt.name: drive(subject, prompt) for prompt in prompts})
+    part = Golden(golden.document, prompts, golden.probes)
+    case = Case(part, run, Checkpoint.open(mini_checkpoint()), golden.document.classes[numeric_class])
+    judgements = {gate.name: gate.judge(case) for gate in GATES}
+    found = {name: [f for f in j.findings if f.headline != WHOLE_GOLDEN_ONLY] for name, j in judgements.items()}
+    assert found == {gate.name: [] for gate in GATES}
+    assert all(judgement.compared for judgement in judgements.values())
+    shown = (judgements["logits"].measured["kl max"], judgements["residual"].measured["largest distance over its limit"])
+    assert max(map(float, shown)) > 0  # an engine of its own, not the golden read back
