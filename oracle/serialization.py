@@ -15,14 +15,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
 from oracle.errors import KolibriError, UsageError
+
+D = TypeVar("D", bound="Sealed")
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -41,6 +44,28 @@ def canonical_json(value: Any) -> bytes:
 def digest(data: bytes) -> str:
     """`sha256:` and 64 hex digits."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Sealed(BaseModel):
+    """A document that carries the digest of all its other fields, so that no edit of it goes unseen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    digest: str = ""
+
+    def content_digest(self) -> str:
+        """The digest that the other fields have now."""
+        content = self.model_dump(mode="json", by_alias=True)
+        del content["digest"]
+        return digest(canonical_json(content))
+
+    def sealed(self: D) -> D:
+        """The same document with its digest."""
+        return self.model_copy(update={"digest": self.content_digest()})
+
+    def to_json(self) -> bytes:
+        """Its canonical JSON."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -20,7 +20,7 @@ from oracle.golden.calibration import ClassCalibration
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.recipe import Recipe
 from oracle.golden.sensitivity import Sensitivity
-from oracle.serialization import canonical_json, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
 from oracle.subjects.protocol import NumericClass
 
 GOLDEN_SCHEMA = "kolibri-golden/1"
@@ -41,15 +41,12 @@ class PromptRecord(BaseModel):
     generated: tuple[int, ...] = Field(min_length=1)
 
 
-class GoldenDocument(BaseModel):
+class GoldenDocument(Sealed):
     """The content of `golden.json`.
 
     Attributes:
-        digest: `sha256:` over the canonical JSON of all other fields, the arrays' digest among them.
         probe_prompt: the prompt whose layer inputs are stored at every position.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal["kolibri-golden/1"] = Field(alias="schema")
     recipe: Recipe
@@ -60,7 +57,6 @@ class GoldenDocument(BaseModel):
     sensitivity: Sensitivity
     probe_prompt: str
     arrays_digest: str
-    digest: str
 
     @model_validator(mode="after")
     def _consistent(self) -> GoldenDocument:
@@ -76,12 +72,6 @@ class GoldenDocument(BaseModel):
         if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
             raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
         return self
-
-    def content_digest(self) -> str:
-        """The digest that the other fields have now."""
-        content = self.model_dump(mode="json", by_alias=True)
-        del content["digest"]
-        return digest(canonical_json(content))
 
 
 @dataclass(frozen=True)
@@ -153,10 +143,8 @@ def assemble(
         sensitivity=sensitivity,
         probe_prompt=probe_prompt,
         arrays_digest=digest(packed),
-        digest="",
     )
-    unsigned = GoldenDocument.model_validate(parts)
-    document = unsigned.model_copy(update={"digest": unsigned.content_digest()})
+    document = GoldenDocument.model_validate(parts).sealed()
     return Golden(document, prompts, probes), packed
 
 
@@ -168,7 +156,7 @@ def write_golden(folder: Path, golden: Golden, packed: bytes) -> None:
     """
     with new_folder(folder) as temporary:
         (temporary / ARRAYS_FILE).write_bytes(packed)
-        (temporary / JSON_FILE).write_bytes(canonical_json(golden.document.model_dump(mode="json", by_alias=True)))
+        (temporary / JSON_FILE).write_bytes(golden.document.to_json())
 
 
 def load_golden(folder: Path) -> Golden:
@@ -180,7 +168,7 @@ def load_golden(folder: Path) -> Golden:
     path = folder / JSON_FILE
     raw = read_bytes(path, GoldenError, _ADVICE)
     document = _parse_document(parse_json(raw, path, GoldenError, _ADVICE), path)
-    if raw != canonical_json(document.model_dump(mode="json", by_alias=True)):
+    if raw != document.to_json():
         raise GoldenError(f"{path} is not in the canonical serialization: it was edited; {_ADVICE}")
     if document.content_digest() != document.digest:
         raise GoldenError(f"{path} does not have its own digest: it was changed; {_ADVICE}")

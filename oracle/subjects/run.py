@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from oracle.errors import RunError
-from oracle.serialization import canonical_json, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
 from oracle.subjects.protocol import SubjectIdentity
 
 RUN_SCHEMA = "kolibri-run/1"
@@ -100,10 +100,8 @@ class Run:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class RunDocument(BaseModel):
-    """The content of `run.json`; `digest` is over the canonical JSON of all other fields, the arrays' digest among them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class RunDocument(Sealed):
+    """The content of `run.json`."""
 
     format: Literal["kolibri-run/1"] = Field(alias="schema")
     identity: SubjectIdentity
@@ -114,13 +112,6 @@ class RunDocument(BaseModel):
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     arrays_digest: str
-    digest: str
-
-    def content_digest(self) -> str:
-        """The digest that the other fields have now."""
-        content = self.model_dump(mode="json", by_alias=True)
-        del content["digest"]
-        return digest(canonical_json(content))
 
 
 def save_run(run: Run, folder: Path, control: Run | None = None) -> None:
@@ -167,12 +158,10 @@ def _write(run: Run, folder: Path) -> None:
             "stats": run.stats,
             "environment": run.environment,
             "arrays_digest": digest(packed),
-            "digest": "",
         }
     )
-    signed = document.model_copy(update={"digest": document.content_digest()})
     (folder / "run.safetensors").write_bytes(packed)
-    (folder / "run.json").write_bytes(canonical_json(signed.model_dump(mode="json", by_alias=True)))
+    (folder / "run.json").write_bytes(document.sealed().to_json())
 
 
 def load_run(folder: Path) -> Run:
