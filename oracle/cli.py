@@ -19,7 +19,7 @@ from oracle.judge.gates import select
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.verdict import Report
 from oracle.report.terminal import print_report
-from oracle.serialization import canonical_json, check_new_folder, check_writable, write_file
+from oracle.serialization import canonical_json, check_new_folder, check_outside, check_writable, write_file
 from oracle.subjects.run import save_run
 
 app = typer.Typer(
@@ -89,6 +89,10 @@ def gate(
     if save_run_to is not None:
         check_new_folder(save_run_to)
     folder = checkpoint or mini_checkpoint()
+    if json_file is not None:
+        check_outside(json_file, folder, golden, replay, save_run_to)
+    if save_run_to is not None:
+        check_outside(save_run_to, folder, golden, replay)
     options = SessionOptions(
         checkpoint=folder,
         golden=golden or folder / "golden",
@@ -148,6 +152,8 @@ def golden_verify(golden: GoldenOption = None, checkpoint: CheckpointOption = No
     if json_file is not None:
         check_writable(json_file)
     folder = checkpoint or mini_checkpoint()
+    if json_file is not None:
+        check_outside(json_file, folder, golden)
     options = SessionOptions(checkpoint=folder, golden=golden or folder / "golden", subject="perfect", only="golden")
     with _progress("jobs") as advance:
         recorded = record_session(options, advance)
@@ -165,6 +171,8 @@ def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None
     if json_file is not None:
         check_writable(json_file)
     folder = checkpoint or mini_checkpoint()
+    if json_file is not None:
+        check_outside(json_file, folder, golden)
     summary = summarize(load_golden(golden or folder / "golden"))
     print_golden(_console(), summary)
     if json_file is not None:

@@ -45,6 +45,8 @@ class SessionLedger:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             if marker := item.get_closest_marker(MARKER):
+                if not marker.args:
+                    raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.{MARKER} needs the name of a gate")
                 self.collected[item.nodeid] = marker.args[0]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:

@@ -123,13 +123,15 @@ def unpack_arrays(data: bytes, path: Path, error: type[KolibriError], advice: st
 def check_writable(path: Path) -> None:
     """Raise `UsageError` unless `path` can be created or replaced: checked before anything costly runs."""
     parent = path.absolute().parent
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file")
-    if not parent.is_dir():
-        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
-    if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UsageError(f"{path} cannot be written: permission denied; choose another path")
     try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder; name a file")
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            raise UsageError(f"{path} is no regular file and would be replaced by one; name another file")
+        if not parent.is_dir():
+            raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
+        if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            raise UsageError(f"{path} cannot be written: permission denied; choose another path")
         descriptor, probe = tempfile.mkstemp(dir=parent, prefix=f".{path.name}.")
     except OSError as problem:
         raise UsageError(f"{path} cannot be written ({problem.strerror}); choose another path") from None
@@ -153,15 +155,25 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
+def check_outside(path: Path, *folders: Path | None) -> None:
+    """Raise `UsageError` if `path` lies in one of `folders`: a result must not overwrite what it was computed from."""
+    for folder in folders:
+        if folder is not None and path.absolute().resolve().is_relative_to(folder.absolute().resolve()):
+            raise UsageError(f"{path} lies in {folder}, which is read; write results elsewhere")
+
+
 def check_new_folder(path: Path) -> None:
     """Raise `UsageError` unless a new folder `path` can be made: checked before anything costly runs."""
     parent = path.absolute().parent
-    if path.exists():
-        raise UsageError(f"{path} exists already and is never overwritten; choose another folder or move it away")
-    if not parent.is_dir():
-        raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: permission denied in {parent}; choose another folder")
+    try:
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists already and is never overwritten; choose another folder or move it away")
+        if not parent.is_dir():
+            raise UsageError(f"{path} cannot be written: folder {parent} does not exist; create it first")
+        if not os.access(parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written: permission denied in {parent}; choose another folder")
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written ({problem.strerror}); choose another folder") from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from oracle.subjects.protocol import NumericClass
 
@@ -109,10 +109,10 @@ class Statistics(BaseModel):
 
     model_config = _STRICT
 
-    kl: tuple[float, float]
-    sketch_median: tuple[float, ...]
-    sketch_p90: tuple[float, ...]
-    sketch_slope: float
+    kl: tuple[NonNegativeFloat, NonNegativeFloat]
+    sketch_median: tuple[NonNegativeFloat, ...]
+    sketch_p90: tuple[NonNegativeFloat, ...]
+    sketch_slope: NonNegativeFloat
 
 
 class Limits(BaseModel):
@@ -192,6 +192,17 @@ class ClassCalibration(BaseModel):
     bands: Bands
     limits: Limits
     held_out: tuple[HeldOut, ...]
+
+    @model_validator(mode="after")
+    def _floor_fits_bins(self) -> ClassCalibration:
+        if sum(self.bins.positions) != len(self.arms) * self.positions:
+            raise ValueError(
+                f"the bins hold {sum(self.bins.positions)} positions, {len(self.arms)} arms have {self.positions} each"
+            )
+        for name, flips in (("regret", self.bins.near), ("router_regret", self.bins.router)):
+            if getattr(self.bands, f"floor_{name}") > 0 and not any(flips):
+                raise ValueError(f"bands.floor_{name} is above zero, but the bins show no such flip")
+        return self
 
     @model_validator(mode="after")
     def _every_arm_held_out(self) -> ClassCalibration:

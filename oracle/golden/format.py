@@ -69,6 +69,10 @@ class GoldenDocument(Sealed):
                 raise ValueError(
                     f"prompt {prompt.name} has {len(prompt.generated)} generated ids, the recipe asks {spec.new_tokens}"
                 )
+        total = sum(len(p.prompt_ids) + len(p.generated) - 1 for p in self.prompts)
+        for name, calibration in self.classes.items():
+            if calibration.positions != total:
+                raise ValueError(f"class {name} was calibrated on {calibration.positions} positions, the golden has {total}")
         if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
             raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
         return self
@@ -243,6 +247,14 @@ def _check_arrays(document: GoldenDocument, arrays: Mapping[str, np.ndarray], to
         found = arrays[name]
         if found.dtype != dtype or found.shape != shape:
             raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, expected {dtype} {list(shape)}")
+    for name, calibration in document.classes.items():
+        floor = calibration.limits.floor
+        if not len(floor.sketch_median) == len(floor.sketch_p90) == layers:
+            raise ValueError(f"class {name} has {len(floor.sketch_median)} sketch limits for {layers} layers")
+    if (arrays["router_gap"] < 0).any() or not arrays["sketch"].any(axis=-1).all():
+        raise ValueError("a router gap is negative, or a sketch is all zero")
+    if (np.exp(arrays["top_logits"] - arrays["logsumexp"][:, None]).sum(axis=1) > 1 + 1e-9).any():
+        raise ValueError("stored logits and their logsumexp contradict each other")
     for name in ("top_ids", "expert_ids"):
         ordered = np.sort(arrays[name], axis=-1)
         if ordered.min() < 0 or (np.diff(ordered, axis=-1) == 0).any():

@@ -162,7 +162,7 @@ def run_arm(checkpoint: Checkpoint, arm: Arm, evidence: Sequence[PromptEvidence]
             expert_weights=forward.expert_weights.numpy().astype(np.float32),
             sketch=sketch(forward.residual.numpy()),
         )
-        yield record(prompt, shown, (), ())
+        yield record(prompt, shown)
 
 
 def _recipe(prompts: Sequence[PromptSpec]) -> Recipe:

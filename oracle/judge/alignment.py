@@ -1,14 +1,15 @@
 """Gate `alignment`: was the subject fed what the golden was, at the positions the golden means?
 
 Compared: ids and positions consumed in the teacher-forced pass, ids consumed in the free run, the shapes of everything
-that is compared later, and each consumed embedding row (by digest) against the checkpoint's row of that id.
+that is compared later, and each consumed embedding row (by digest) against the checkpoint's row of that id. A run that
+contradicts itself (an argmax that is not its largest logit, experts that do not exist) is not aligned either.
 Exact, since nothing here is arithmetic. No other comparison speaks without it: a port's gate once read the golden at
 `prompt_len + d`, was red for weeks, and four kernels were blamed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 class AlignmentGate:
     name = "alignment"
-    definition = {"version": 1, "metric": "ids, positions, embedding rows, shapes", "statistic": "equality"}
+    definition = {"version": 2, "metric": "ids, positions, embedding rows, shapes, contradictions", "statistic": "equality"}
     blind_to = "a subject that reports an id, position or row other than the one it computes with"
     needs_alignment = False
 
@@ -39,6 +40,7 @@ class AlignmentGate:
             if shape := _shape_finding(prompt, run):
                 findings.append(shape)
                 continue
+            findings += _contradictions(case, prompt, run)
             expected_rows = np.stack([digest_embedding(embedding[i]) for i in prompt.fed])
             free = [*prompt.prompt_ids, *run.free_generated.tolist()][:-1]
             for what, expected, got in (
@@ -64,11 +66,52 @@ class AlignmentGate:
                     )
         return Judgement(compared, tuple(findings))
 
-    def plant(self, case: Case) -> Case:
-        """Positions counted from 1 in the first prompt."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """One array of the first prompt after the other, spoiled."""
         prompt, run = case.answered()[0]
-        shifted = replace(run, positions=run.positions + np.int32(1))
-        return replace(case, run=replace(case.run, prompts={**case.run.prompts, prompt.name: shifted}))
+        experts = run.expert_ids.copy()
+        experts[0, 0, 0] = experts[0, 0, 1]
+        spoiled: dict[str, dict[str, np.ndarray]] = {
+            "positions counted from 1": {"positions": run.positions + np.int32(1)},
+            "another id consumed": {"consumed": _next_id(run.consumed)},
+            "another embedding row": {"embedding_digest": run.embedding_digest ^ np.uint8(1)},
+            "a free run fed otherwise": {"free_consumed": _next_id(run.free_consumed)},
+            "an expert twice": {"expert_ids": experts},
+            "an argmax that is not the largest": {"argmax": run.top_ids[:, 1].copy()},
+            "a position short": {"logsumexp": run.logsumexp[:-1]},
+        }
+        return {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+
+
+def _next_id(ids: np.ndarray) -> np.ndarray:
+    out = ids.copy()
+    out[-1] += 1
+    return out
+
+
+def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[Finding]:
+    """What no engine can mean: it would make later comparisons look away."""
+    experts = case.checkpoint.config.num_experts
+    findings = []
+    checks: tuple[tuple[str, Any], ...] = (
+        ("argmax is not the first of its own largest logits", run.argmax != run.top_ids[:, 0]),
+        ("an expert id is out of range or twice in a set", _bad_sets(run.expert_ids, experts)),
+        ("an expert id of the free run is out of range or twice in a set", _bad_sets(run.free_expert_ids, experts)),
+        ("an expert's weight is no sigmoid", ((run.expert_weights < 0) | (run.expert_weights > 1)).any(axis=(1, 2))),
+    )
+    for what, wrong in checks:
+        if wrong.any():
+            first = int(wrong.argmax())
+            where = f"{prompt.name}[{first}]"
+            findings.append(Finding(f"the run contradicts itself: {what}", where, count=int(wrong.sum()), of=wrong.size))
+    return findings
+
+
+def _bad_sets(ids: np.ndarray, experts: int) -> np.ndarray:
+    """bool [T]: some layer's set names an expert that does not exist, or one twice."""
+    ordered = np.sort(ids, axis=2)
+    outside = (ordered[..., 0] < 0) | (ordered[..., -1] >= experts)
+    return (outside | (np.diff(ordered, axis=2) == 0).any(axis=2)).any(axis=1)
 
 
 def _shape_finding(prompt: PromptEvidence, run: PromptRun) -> Finding | None:
@@ -88,6 +131,7 @@ def _shape_finding(prompt: PromptEvidence, run: PromptRun) -> Finding | None:
         "expert_ids": prompt.expert_ids.shape,
         "expert_weights": prompt.expert_weights.shape,
         "sketch": prompt.sketch.shape,
+        "free_expert_ids": prompt.expert_ids.shape,
     }
     for name, shape in expected.items():
         got = getattr(run, name).shape

@@ -8,8 +8,6 @@ After a divergence the chains are about different texts; `flips` covers those po
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from oracle.golden.evidence import PromptEvidence
@@ -40,14 +38,18 @@ class ChainGate:
             findings += self._judge_prompt(case, prompt, run, first)
         return Judgement(compared, tuple(findings), {"prompts_diverged": diverged, "prompts": len(case.answered())})
 
-    def plant(self, case: Case) -> Case:
-        """The last id of the first prompt's free run exchanged for another."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """The free run leaves alone; and both passes leave together, at the first prompt's widest margin."""
         prompt, run = case.answered()[0]
-        chain = run.free_generated.copy()
-        chain[-1] = (chain[-1] + 1) % case.checkpoint.config.vocab_size
-        return replace(
-            case, run=replace(case.run, prompts={**case.run.prompts, prompt.name: replace(run, free_generated=chain)})
-        )
+        start = len(prompt.prompt_ids) - 1
+        widest = int(prompt.margin[start:].argmax())
+        second = prompt.top_ids[start + widest, 1]
+        chain, argmax = run.free_generated.copy(), run.argmax.copy()
+        chain[widest], argmax[start + widest] = second, second
+        return {
+            "the free run alone": case.with_prompt(prompt.name, free_generated=chain),
+            "both passes": case.with_prompt(prompt.name, free_generated=chain, argmax=argmax),
+        }
 
     def _judge_prompt(self, case: Case, prompt: PromptEvidence, run: PromptRun, first: int) -> list[Finding]:
         start = len(prompt.prompt_ids) - 1

@@ -16,7 +16,7 @@ from oracle.judge.alignment import AlignmentGate
 from oracle.judge.gate import Case, Gate
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.slot_audit import SlotAuditor
-from oracle.judge.slots import PASSES
+from oracle.judge.slots import expected_uses
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
 from oracle.subjects.protocol import VerifiedFill
@@ -41,7 +41,7 @@ class ControlResult:
 
 
 def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
-    """The positive and the negative control of a gate that judges runs.
+    """The positive and the negative controls of a gate that judges runs.
 
     Args:
         perfect: the perfect subject's run, judged by the class of the subject under test.
@@ -51,9 +51,10 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     if gate.name == "slots":
         perfect = _with_honest_fill(perfect)
+    planted = gate.plants(perfect).items()
     return (
         ControlResult("perfect", "pass", _outcome(gate, perfect)),
-        ControlResult("planted", "fire", _outcome(gate, gate.plant(perfect))),
+        *(ControlResult(f"planted {name}", "fire", _outcome(gate, case)) for name, case in planted),
     )
 
 
@@ -106,12 +107,13 @@ def _image(checkpoint: Checkpoint, expert: int, projection: str) -> np.ndarray:
 
 
 def _with_honest_fill(case: Case) -> Case:
-    """The perfect subject has no slots; give its run the evidence of one honest fill and of every use."""
+    """The perfect subject has no slots; give its run the evidence of one honest fill, and every use."""
     auditor = SlotAuditor(case.checkpoint)
     for projection in EXPERT_PROJECTIONS:
         image = _image(case.checkpoint, 0, projection)
         auditor.verified(VerifiedFill(0, 0, projection, 0, 1, image, image.copy(), event=1))
     seen = auditor.evidence()
-    uses = PASSES * sum(p.expert_ids[..., 0].size * p.expert_ids.shape[2] for p, _ in case.answered())
+    uses = expected_uses(case)
     stats = {"fills": seen.fills, "staged_bytes": seen.verified_bytes, "verified_bytes": seen.verified_bytes}
-    return replace(case, run=replace(case.run, slots=replace(seen, uses=uses), stats=stats))
+    slots = replace(seen, uses=sum(times for _, _, times in uses), expert_uses=uses)
+    return replace(case, run=replace(case.run, slots=slots, stats=stats))

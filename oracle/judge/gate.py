@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.compare import Comparison, compare, concatenate
@@ -87,6 +87,18 @@ class Case:
         """Over all answered prompts, in the golden's order."""
         return concatenate(self.comparisons.values())
 
+    def with_run(self, **changes: Any) -> Case:
+        """A copy whose run has other fields."""
+        return replace(self, run=replace(self.run, **changes))
+
+    def with_prompt(self, name: str, **changes: Any) -> Case:
+        """A copy in which one prompt's run has other arrays."""
+        return self.with_run(prompts={**self.run.prompts, name: replace(self.run.prompts[name], **changes)})
+
+    def with_prompts(self, change: Callable[[PromptRun], PromptRun]) -> Case:
+        """A copy in which every prompt's run is changed."""
+        return self.with_run(prompts={name: change(run) for name, run in self.run.prompts.items()})
+
     def place(self, position: int) -> str:
         """Prompt and position of a row of `comparison`."""
         for prompt, _ in self.answered():
@@ -122,8 +134,11 @@ class Gate(Protocol):
         """Compare. Never raises for what a subject did."""
         ...
 
-    def plant(self, case: Case) -> Case:
-        """The negative control: a copy of a passing case with a fault this gate must catch."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """The negative controls: copies of a passing case, each with one fault that this gate must catch.
+
+        One for each thing the gate compares, so that no part of the comparison can be lost unseen.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ from oracle.errors import UsageError
 from oracle.judge.alignment import AlignmentGate
 from oracle.judge.chain import ChainGate
 from oracle.judge.flips import FlipsGate
-from oracle.judge.gate import Gate
+from oracle.judge.gate import Gate, gate_id
 from oracle.judge.golden_gate import GoldenGate
 from oracle.judge.logits import LogitsGate
 from oracle.judge.residual import ResidualGate
@@ -30,7 +30,8 @@ def select(pattern: str | None) -> tuple[str, ...]:
     """
     if pattern is None:
         return GATE_NAMES
-    chosen = tuple(name for name in GATE_NAMES if fnmatchcase(name, pattern.split("@")[0]))
+    ids = {gate.name: gate_id(gate.name, gate.definition) for gate in GATES}
+    chosen = tuple(name for name in GATE_NAMES if fnmatchcase(name, pattern) or fnmatchcase(ids.get(name, name), pattern))
     if not chosen:
         raise UsageError(f"--only {pattern!r} matches no gate; the gates are {', '.join(GATE_NAMES)}")
     return chosen

@@ -9,11 +9,13 @@ Exact. It cannot see a reference that is wrong in itself: goldens are only as ri
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from oracle.errors import KolibriError
 from oracle.golden.evidence import PromptEvidence
+from oracle.golden.format import GoldenDocument
 from oracle.golden.sensitivity import measure, short_period
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available
@@ -61,11 +63,28 @@ class GoldenGate:
             },
         )
 
-    def plant(self, case: Case) -> Case:
-        """The first prompt's chain one late, as a golden recorded off by one would be."""
-        first = case.golden.prompts[0]
-        late = replace(first, generated=(*first.generated[1:], first.generated[0]))
-        return replace(case, golden=replace(case.golden, prompts=(late, *case.golden.prompts[1:])))
+    def plants(self, case: Case) -> dict[str, Case]:
+        """The first prompt recorded off by one, out of order, too regular; the document edited, or another checkpoint's."""
+        golden = case.golden
+        first = golden.prompts[0]
+        document = golden.document
+
+        def with_first(**changes: Any) -> Case:
+            return replace(case, golden=replace(golden, prompts=(replace(first, **changes), *golden.prompts[1:])))
+
+        def with_document(edited: GoldenDocument) -> Case:
+            return replace(case, golden=replace(golden, document=edited))
+
+        constant = np.repeat(first.top_ids[-1:], len(first.fed), axis=0)
+        swapped = [0, 2, 1, *range(3, first.top_ids.shape[1])]
+        return {
+            "a chain one late": with_first(generated=(*first.generated[1:], first.generated[0])),
+            "stored logits out of order": with_first(top_logits=first.top_logits[:, swapped]),
+            "a constant chain": with_first(generated=(int(constant[0, 0]),) * len(first.generated), top_ids=constant),
+            "an edited document": with_document(document.model_copy(update={"probe_prompt": "another"})),
+            "another checkpoint's": with_document(document.model_copy(update={"checkpoint_digest": "sha256:0"}).sealed()),
+            "another golden's run": case.with_run(golden_digest="sha256:0"),
+        }
 
 
 def _chain_findings(prompt: PromptEvidence) -> list[Finding]:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oracle.errors import DeviceFault, KolibriError
+from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.gates import GATE_NAMES
 from oracle.judge.slot_audit import SlotAuditor
@@ -66,44 +67,83 @@ def run_job(job: PromptJob) -> PromptOutcome:
     prompt = next(p for p in golden.prompts if p.name == job.prompt)
     auditor = SlotAuditor(_checkpoint(job.request.checkpoint))
     factory = subject_factory(job.subject)
-    identity = _assumed_identity(job, factory)
-    run, fault, stats = None, None, {}
-    subject = None
+    session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
-        subject = factory.open(job.request, auditor)
-        identity = subject.identity
-        if job.request.plant is None:
-            run = drive(subject, prompt)
-        else:
-            subject.reset()
-            subject.start()
-            for token in prompt.fed[:PLANT_STEPS]:
-                subject.step(token)
+        session.work(factory, prompt, auditor)
     except DeviceFault as caught:
-        fault = caught
+        session.fault = caught
     except KolibriError:
         raise
-    except Exception as error:
-        fault = _crash(error)
-    if subject is not None:
-        stats = dict(subject.stats())
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: a subject cannot leave the session
+        session.fault = _crash(error)
+    slots = auditor.evidence()
+    streams = slots != SlotEvidence() or "fills" in session.stats
+    return PromptOutcome(job, session.identity, session.run, session.fault, slots if streams else None, session.stats)
+
+
+class _SubjectSession:
+    """One subject from opening to closing, and what is known of it should it end in between."""
+
+    def __init__(self, job: PromptJob, assumed: SubjectIdentity) -> None:
+        self.job, self.identity = job, assumed
+        self.run: PromptRun | None = None
+        self.fault: DeviceFault | None = None
+        self.stats: dict[str, int] = {}
+
+    def work(self, factory: SubjectFactory, prompt: PromptEvidence, auditor: SlotAuditor) -> None:
+        subject = factory.open(self.job.request, auditor)
+        assumed, self.identity = self.identity, subject.identity
+        _check_identity(self.job, factory, assumed, self.identity)
+        try:
+            if self.job.request.plant is None:
+                self.run = drive(subject, prompt)
+            else:
+                subject.reset()
+                subject.start()
+                for token in prompt.fed[:PLANT_STEPS]:
+                    subject.step(token)
+        except DeviceFault as caught:
+            self.fault = caught  # its counters still tell how far it came
+        self.stats = _checked_stats(subject.stats())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
-    slots = auditor.evidence()
-    streams = slots != SlotEvidence() or "fills" in stats
-    return PromptOutcome(job, identity, run, fault, slots if streams else None, stats)
 
 
 def _assumed_identity(job: PromptJob, factory: SubjectFactory) -> SubjectIdentity:
-    """Who a subject is that faulted before it could say so; every gate is then required."""
+    """Who a subject should be, by what was asked for; every gate is required of one that faults before it says more."""
     arm = job.request.arm or next(iter(factory.arms))
-    return SubjectIdentity(job.subject, factory.arms[arm], arm, GATE_NAMES)
+    device = job.request.device or next(iter(factory.devices), None)
+    return SubjectIdentity(job.subject, factory.arms[arm], arm, GATE_NAMES, {} if device is None else {"kind": device})
 
 
-def _crash(error: Exception) -> DeviceFault:
+def _check_identity(job: PromptJob, factory: SubjectFactory, asked: SubjectIdentity, stated: SubjectIdentity) -> None:
+    """A subject that fell back to another arm, class or device than was asked for is not the one to be judged."""
+    kinds = (asked.device.get("kind"), stated.device.get("kind")) if factory.devices else (None, None)
+    for what, wanted, got in (
+        ("name", asked.name, stated.name),
+        ("arm", asked.arm, stated.arm),
+        ("class", asked.numeric_class, stated.numeric_class),
+        ("device kind", *kinds),
+    ):
+        if wanted != got:
+            raise DeviceFault("identity", f"the subject's {what} is {got!r}, asked for was {wanted!r}")
+
+
+def _checked_stats(stats: Mapping[str, int]) -> dict[str, int]:
+    if not all(isinstance(k, str) and isinstance(v, int) and not isinstance(v, bool) for k, v in stats.items()):
+        raise DeviceFault("evidence", f"stats() must map names to whole numbers, got {dict(stats)!r:.100}")
+    return dict(stats)
+
+
+def _crash(error: BaseException) -> DeviceFault:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
-    return DeviceFault("subject-crashed", f"{type(error).__name__} in {frame.name} ({where}): {error}")
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be shown"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return DeviceFault("subject-crashed", f"{type(error).__name__} in {frame.name} ({where}): {text}")
 
 
 Done = Callable[[int], None]

@@ -33,20 +33,20 @@ class LogitsGate:
         "fp32_tolerance": FP32_TOLERANCE,
         "mass_tolerance": MASS_TOLERANCE,
     }
-    blind_to = "faults at fewer than one position in ten that change no argmax (class fp32 sees each position)"
+    blind_to = "faults at under one position in ten that change no argmax (class fp32 sees each whose expert sets agree)"
     needs_alignment = True
 
     def judge(self, case: Case) -> Judgement:
         comparison, limits = case.comparison, case.calibration.limits
         positions = len(comparison.kl)
         findings: list[Finding] = []
-        if (wrong := comparison.mass > 1.0 + MASS_TOLERANCE).any():
+        if (wrong := ~(comparison.mass <= 1.0 + MASS_TOLERANCE)).any():
             at = int(comparison.mass.argmax())
             worst = f"probabilities add to {comparison.mass[at]:.6g}"
             headline = "logits and their logsumexp contradict each other"
             findings.append(Finding(headline, case.place(at), worst, "1", int(wrong.sum()), positions))
         non_finite = np.concatenate([run.non_finite for _, run in case.answered()])
-        if (bad := non_finite > 0).any():
+        if (bad := non_finite != 0).any():
             findings.append(
                 Finding(
                     "NaN or infinite numbers",
@@ -59,7 +59,7 @@ class LogitsGate:
             )
         median, p90 = (float(v) for v in np.quantile(comparison.kl, [0.5, 0.9]))
         for name, value, allowed in (("median", median, limits.kl[0]), ("p90", p90, limits.kl[1])):
-            if value > allowed:
+            if not value <= allowed:  # NaN fires
                 worst = case.place(int(comparison.kl.argmax()))
                 findings.append(
                     Finding(
@@ -76,7 +76,7 @@ class LogitsGate:
         if case.calibration.numeric_class == "fp32":
             error = np.where(comparison.sets_agree, comparison.logit_error, 0.0)
             measured["largest relative error"] = float(error.max())
-            if (wrong := error > FP32_TOLERANCE).any():
+            if (wrong := ~(error <= FP32_TOLERANCE)).any():
                 at = case.place(int(error.argmax()))
                 findings.append(
                     Finding(
@@ -90,13 +90,24 @@ class LogitsGate:
                 )
         return Judgement(positions, tuple(findings), measured)
 
-    def plant(self, case: Case) -> Case:
-        """All logits 5 % too large, as with a wrong head scale."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """A head 5 % too large, one NaN, a logsumexp of other logits; in class fp32 one logit at one position."""
+        prompt, run = case.answered()[0]
+        non_finite, logits = run.non_finite.copy(), run.logits_at_golden.copy()
+        non_finite[0] = 1
+        logits[0, 0] -= np.float32(10 * FP32_TOLERANCE * np.abs(logits[0]).max())
+        cases = {
+            "a head 5 % too large": case.with_prompts(_sharpen),
+            "one NaN": case.with_prompt(prompt.name, non_finite=non_finite),
+            "a logsumexp of other logits": case.with_prompt(prompt.name, logsumexp=run.logsumexp - 0.1),
+        }
+        if case.calibration.numeric_class == "fp32":
+            cases["one logit at one position"] = case.with_prompt(prompt.name, logits_at_golden=logits)
+        return cases
 
-        def sharpen(run: PromptRun) -> PromptRun:
-            logits = run.logits_at_golden.astype(np.float64) * 1.05
-            # The stored ids hold nearly all of the mass; their own sum is close enough for a fault.
-            lse = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
-            return replace(run, logits_at_golden=logits.astype(np.float32), logsumexp=np.maximum(lse, run.logsumexp))
 
-        return replace(case, run=replace(case.run, prompts={name: sharpen(run) for name, run in case.run.prompts.items()}))
+def _sharpen(run: PromptRun) -> PromptRun:
+    logits = run.logits_at_golden.astype(np.float64) * 1.05
+    # The stored ids hold nearly all of the mass; their own sum is close enough for a fault.
+    lse = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    return replace(run, logits_at_golden=logits.astype(np.float32), logsumexp=np.maximum(lse, run.logsumexp))

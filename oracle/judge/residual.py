@@ -14,6 +14,7 @@ import numpy as np
 
 from oracle.golden.calibration import LIMIT_MULTIPLE
 from oracle.judge.gate import Case, Finding, Judgement
+from oracle.subjects.run import PromptRun
 
 
 class ResidualGate:
@@ -39,7 +40,7 @@ class ResidualGate:
             ("p90 distance", p90, np.array(limits.sketch_p90)),
             ("slope", slope, np.full(layers, limits.sketch_slope)),
         ):
-            if (wrong := np.abs(values) > allowed).any():
+            if (wrong := ~(np.abs(values) <= allowed)).any():  # NaN fires
                 first = int(wrong.argmax())
                 findings.append(
                     Finding(
@@ -63,13 +64,21 @@ class ResidualGate:
             },
         )
 
-    def plant(self, case: Case) -> Case:
-        """The stream after layer 0 one per cent short at every position, as from a norm that sums in bf16."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """The stream after layer 0 one per cent short, as from a norm that sums in bf16; and noise that has no slope."""
 
-        def shorten(sketch: np.ndarray) -> np.ndarray:
-            out = sketch.copy()
-            out[:, 0] *= np.float32(0.99)
-            return out
+        def shorten(run: PromptRun) -> PromptRun:
+            sketch = run.sketch.copy()
+            sketch[:, 0] *= np.float32(0.99)
+            return replace(run, sketch=sketch)
 
-        prompts = {name: replace(run, sketch=shorten(run.sketch)) for name, run in case.run.prompts.items()}
-        return replace(case, run=replace(case.run, prompts=prompts))
+        def shake(run: PromptRun) -> PromptRun:
+            sketch = run.sketch.astype(np.float64)
+            square = (sketch**2).sum(axis=2, keepdims=True)
+            noise = np.where(np.arange(sketch.size).reshape(sketch.shape) % 2, 1.0, -1.0)
+            noise -= (noise * sketch).sum(axis=2, keepdims=True) / square * sketch  # no part along the sketch: no slope
+            noise *= np.sqrt(square / (noise**2).sum(axis=2, keepdims=True))
+            size = 3 * np.array(case.calibration.limits.sketch_p90)[:, None]
+            return replace(run, sketch=(sketch + size * noise).astype(np.float32))
+
+        return {"a norm one per cent short": case.with_prompts(shorten), "noise": case.with_prompts(shake)}

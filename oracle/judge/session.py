@@ -14,7 +14,7 @@ from oracle.judge.controls import device_controls
 from oracle.judge.environment import environment_record
 from oracle.judge.gates import select
 from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
-from oracle.judge.verdict import Report, calibration_for, judge_session
+from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import check_request, subject_factory
@@ -111,16 +111,34 @@ def open_session(options: SessionOptions) -> Opened:
             f"golden {options.golden} was made from another checkpoint ({golden.document.checkpoint_digest[:19]}..., "
             f"{options.checkpoint} is {checkpoint.digest()[:19]}...); pass the golden and the checkpoint that belong together"
         )
+    _check_fit(options, golden, checkpoint)
     if options.replay is not None:
         stored = load_run(options.replay)
         if stored.golden_digest != golden.digest:
             raise RunError(
                 f"run {options.replay} answers another golden ({stored.golden_digest[:19]}...); pass that one with --golden"
             )
+        require_class(golden, stored.identity.numeric_class)
         return Opened(golden, checkpoint, stored, load_control(options.replay))
     request = SubjectRequest(options.checkpoint, None, options.device, options.arm)
-    check_request(options.subject, subject_factory(options.subject), request)
+    factory = subject_factory(options.subject)
+    check_request(options.subject, factory, request)
+    require_class(golden, factory.arms[options.arm or next(iter(factory.arms))])
     return Opened(golden, checkpoint)
+
+
+def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) -> None:
+    """Ids and shapes of the golden that only the checkpoint can tell."""
+    config = checkpoint.config
+    for prompt in golden.prompts:
+        ids = max(int(prompt.top_ids.max()), *prompt.prompt_ids, *prompt.generated)
+        if ids >= config.vocab_size or min(prompt.prompt_ids + prompt.generated) < 0:
+            raise GoldenError(
+                f"golden {options.golden}, prompt {prompt.name}: id outside the vocabulary of {config.vocab_size}"
+            )
+        shape = prompt.expert_ids.shape[1:]
+        if shape != (config.num_hidden_layers, config.num_experts_per_tok) or prompt.expert_ids.max() >= config.num_experts:
+            raise GoldenError(f"golden {options.golden}, prompt {prompt.name}: its experts are not those of the checkpoint")
 
 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
@@ -137,7 +155,6 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
     planted = tuple((outcome, expected) for outcome, (_, expected) in zip(rest, plant_jobs, strict=False))
     run = stored if stored is not None else _to_run(golden, own)
-    calibration_for(golden, run)
     perfect = opened.control or _to_run(golden, rest[len(plant_jobs) :])
     controlled = stored is None or opened.control is not None
     return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted)

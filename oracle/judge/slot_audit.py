@@ -7,6 +7,7 @@ device's bytes with the checkpoint's too, which it reads by its own path.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
 from oracle.subjects.protocol import Bytes, VerifiedFill
-from oracle.subjects.run import SlotEvidence
+from oracle.subjects.run import SlotEvidence, use_table
 
 _MAX_STORED_VIOLATIONS = 100
 
@@ -34,7 +35,8 @@ class SlotAuditor:
         self._checkpoint = checkpoint
         self._expected: dict[tuple[int, int, str], Bytes] = {}
         self._slots: dict[tuple[int, int], _Slot] = {}
-        self._fills = self._verified_bytes = self._checkpoint_bytes = self._uses = self._violation_count = 0
+        self._fills = self._verified_bytes = self._checkpoint_bytes = self._violation_count = 0
+        self._used: Counter[tuple[int, int]] = Counter()
         self._violations: list[str] = []
 
     def verified(self, fill: VerifiedFill) -> None:
@@ -56,7 +58,7 @@ class SlotAuditor:
 
     def used(self, layer: int, expert: int, slot: int, generation: int, event: int) -> None:
         """Check that what is used was verified before, whole, and is still the same expert."""
-        self._uses += 1
+        self._used[layer, expert] += 1
         where = f"layer {layer} expert {expert} slot {slot} generation {generation}"
         held = self._slots.get((layer, slot))
         if held is None or held.generation != generation:
@@ -73,7 +75,14 @@ class SlotAuditor:
         violations = list(self._violations)
         if (more := self._violation_count - len(violations)) > 0:
             violations.append(f"and {more} more")
-        return SlotEvidence(self._fills, self._verified_bytes, self._checkpoint_bytes, self._uses, tuple(violations))
+        return SlotEvidence(
+            self._fills,
+            self._verified_bytes,
+            self._checkpoint_bytes,
+            sum(self._used.values()),
+            tuple(violations),
+            use_table(self._used),
+        )
 
     def _exists(self, fill: VerifiedFill) -> bool:
         config = self._checkpoint.config

@@ -2,17 +2,19 @@
 
 Compared, byte for byte and by the judge (`slot_audit`): each fill's read-back with the shadow, and with the checkpoint's
 bytes of that (layer, expert, projection); the counts of fills, staged and verified bytes that the subject states with
-those the auditor saw; and the number of uses with what the schedule must give (two passes, k experts per layer and
-position). Exact.
+those the auditor saw; and how often each expert was used with the expert ids that the run shows of both passes. Exact.
 It cannot see what the subject computes with if that is not what it read back: `operands` looks there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
 from oracle.judge.gate import Case, Finding, Judgement
-from oracle.subjects.run import SlotEvidence
+from oracle.subjects.run import SlotEvidence, use_table
 
 PASSES = 2
 """A prompt is walked twice: teacher-forced and free."""
@@ -21,8 +23,8 @@ PASSES = 2
 class SlotsGate:
     name = "slots"
     definition = {
-        "version": 1,
-        "metric": "device bytes of every fill; counts of fills, bytes and uses",
+        "version": 2,
+        "metric": "device bytes of every fill; counts of fills, bytes, and uses of each expert",
         "statistic": "equality",
     }
     blind_to = "compute over bytes other than those read back"
@@ -33,7 +35,6 @@ class SlotsGate:
         if seen is None:
             return Judgement(0, (Finding("the run holds no evidence of fills", verdict="incomplete"),))
         findings = [Finding(violation) for violation in seen.violations]
-        expected_uses = PASSES * sum(p.expert_ids[..., 0].size * p.expert_ids.shape[2] for p, _ in case.answered())
         stats = case.run.stats
         counts = [
             ("fills", stats.get("fills"), seen.fills),
@@ -42,7 +43,13 @@ class SlotsGate:
             ("bytes compared with the checkpoint", seen.checkpoint_bytes, seen.verified_bytes),
         ]
         if not case.run.faults:  # a prompt that ended early has fewer uses than positions
-            counts.append(("uses", seen.uses, expected_uses))
+            counts.append(("uses", seen.uses, PASSES * sum(p.expert_ids.size for p, _ in case.answered())))
+            if seen.expert_uses != (expected := expected_uses(case)):
+                wrong = sorted(set(seen.expert_uses) ^ set(expected))
+                where = f"layer {wrong[0][0]} expert {wrong[0][1]}"
+                findings.append(
+                    Finding("the experts used are not those the run shows", where, count=len(wrong), of=len(expected))
+                )
         for what, stated, counted in counts:
             if stated != counted:
                 findings.append(Finding(f"{what} disagree", worst=f"{stated} stated", allowed=f"{counted} counted"))
@@ -54,8 +61,24 @@ class SlotsGate:
             {"fills": seen.fills, "verified bytes": seen.verified_bytes, "uses": seen.uses},
         )
 
-    def plant(self, case: Case) -> Case:
-        """A subject that states twice the bytes it verified, as a tautological verification once did."""
+    def plants(self, case: Case) -> dict[str, Case]:
+        """Twice the verified bytes, as a tautological verification once stated; a violation; uses that are not the run's."""
         seen = case.run.slots or SlotEvidence()
-        stats = {**case.run.stats, "verified_bytes": 2 * seen.verified_bytes + 1}
-        return replace(case, run=replace(case.run, stats=stats))
+        (layer, expert, times), *rest = seen.expert_uses or ((0, 0, 0),)
+        moved = ((layer, expert + 1, times), *rest)
+        return {
+            "twice the verified bytes": case.with_run(stats={**case.run.stats, "verified_bytes": 2 * seen.verified_bytes + 1}),
+            "a violation": case.with_run(slots=replace(seen, violations=("planted",))),
+            "another expert used": case.with_run(slots=replace(seen, expert_uses=moved)),
+        }
+
+
+def expected_uses(case: Case) -> tuple[tuple[int, int, int], ...]:
+    """How often each expert must have been used, by the expert ids that the run shows of its two passes."""
+    used: Counter[tuple[int, int]] = Counter()
+    for _, run in case.answered():
+        for ids in (run.expert_ids, run.free_expert_ids):
+            for layer in range(ids.shape[1]):
+                experts, times = np.unique(ids[:, layer], return_counts=True)
+                used.update({(layer, int(expert)): int(n) for expert, n in zip(experts, times, strict=True)})
+    return use_table(used)

@@ -15,6 +15,7 @@ from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
 
 REPORT_SCHEMA = "kolibri-gate/1"
@@ -84,17 +85,16 @@ class Report:
         }
 
 
-def calibration_for(golden: Golden, run: Run) -> ClassCalibration:
-    """The calibration of the run's class.
+def require_class(golden: Golden, numeric_class: NumericClass) -> ClassCalibration:
+    """The golden's calibration of a class.
 
     Raises:
         GoldenError: the golden has none for that class.
     """
-    numeric_class = run.identity.numeric_class
     try:
         return golden.document.classes[numeric_class]
     except KeyError:
-        known = ", ".join(golden.document.classes)
+        known = ", ".join(golden.document.classes) or "none"
         raise GoldenError(f"the golden has no floor for class {numeric_class}; it has {known}: make one that has") from None
 
 
@@ -118,7 +118,7 @@ def judge_session(
         partial: whether `selected` was narrowed by the user.
         controlled: whether `perfect` came through the same dumper as `run`; if not, the verdict is never green.
     """
-    calibration = calibration_for(golden, run)
+    calibration = require_class(golden, run.identity.numeric_class)
     case = Case(golden, run, checkpoint, calibration)
     control_case = Case(golden, perfect, checkpoint, calibration)
     aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
@@ -148,7 +148,8 @@ def judge_session(
 
 
 def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
-    if gate.name not in case.run.identity.required_gates:
+    # Evidence that a run holds is judged, declared or not: only slots can be absent.
+    if gate.name == "slots" and case.run.slots is None and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
     controls = gate_controls(gate, control_case)
     if gate.name == "slots":

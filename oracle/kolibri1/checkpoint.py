@@ -154,6 +154,13 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _read_header(shard: Path) -> list[_Stored]:
+    try:
+        return _parse_header(shard)
+    except OSError as error:
+        raise CheckpointError(f"{shard} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _parse_header(shard: Path) -> list[_Stored]:
     size = shard.stat().st_size
     with shard.open("rb") as file:
         start = file.read(max(8, len(_LFS_POINTER)))

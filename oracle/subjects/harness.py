@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +46,19 @@ def drive(subject: Subject, prompt: PromptEvidence) -> PromptRun:
     subject.start()
     free_consumed: list[int] = []
     free_generated: list[int] = []
+    free_expert_ids: list[npt.NDArray[np.int32]] = []
     token = prompt.prompt_ids[0]
     for index in range(len(prompt.fed)):
         step = subject.step(token)
         free_consumed.append(step.token)
+        free_expert_ids.append(np.array(step.expert_ids, dtype=np.int32))
         following = argmax_lowest_id(step.logits)
         if index + 1 < len(prompt.prompt_ids):
             token = prompt.prompt_ids[index + 1]
         else:
             free_generated.append(following)
             token = following
-    return record(prompt, collect(steps), free_consumed, free_generated)
+    return record(prompt, collect(steps), free_consumed, free_generated, free_expert_ids)
 
 
 def _kept(step: StepEvidence) -> StepEvidence:
@@ -72,6 +75,10 @@ def collect(steps: Sequence[StepEvidence]) -> PassEvidence:
     """
     sketches = []
     for index, step in enumerate(steps):
+        if not (isinstance(step.token, Integral) and isinstance(step.position, Integral)):
+            raise DeviceFault(
+                "evidence", f"step {index}: token {step.token!r} or position {step.position!r} is no whole number"
+            )
         if step.sketch is not None:
             sketches.append(step.sketch)
         elif step.residual is not None:
@@ -94,7 +101,11 @@ def collect(steps: Sequence[StepEvidence]) -> PassEvidence:
 
 
 def record(
-    prompt: PromptEvidence, evidence: PassEvidence, free_consumed: Sequence[int], free_generated: Sequence[int]
+    prompt: PromptEvidence,
+    evidence: PassEvidence,
+    free_consumed: Sequence[int] = (),
+    free_generated: Sequence[int] = (),
+    free_expert_ids: Sequence[npt.NDArray[np.int32]] = (),
 ) -> PromptRun:
     """Reduce a pass to what is stored and judged. Non-finite numbers are counted per position and stored as 0."""
     non_finite = np.zeros(len(evidence.consumed), dtype=np.int32)
@@ -123,6 +134,7 @@ def record(
         non_finite=non_finite,
         free_consumed=np.array(free_consumed, dtype=np.int32),
         free_generated=np.array(free_generated, dtype=np.int32),
+        free_expert_ids=np.array(free_expert_ids, dtype=np.int32).reshape(-1, *evidence.expert_ids.shape[1:]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 
 from oracle.errors import SubjectError
@@ -26,7 +27,7 @@ def subject_factory(name: str) -> SubjectFactory:
         raise SubjectError(f"unknown subject {name!r}; installed subjects are {', '.join(sorted(entries)) or 'none'}")
     try:
         return entries[name].load()
-    except ImportError as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise SubjectError(
             f"subject {name!r} cannot be used here: {error}; install it with `pip install 'kolibri-oracle[reference]'`"
         ) from None
@@ -36,8 +37,18 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
+_CAUGHT_BY = re.compile(r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|slots)")
+
+
 def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -> None:
     """Raise `SubjectError` unless the subject has the arm, device and plant asked for: before anything costly runs."""
+    if not factory.arms:
+        raise SubjectError(f"subject {name!r} declares no arm; a subject needs at least one, with its numeric class")
+    for plant, caught_by in factory.plants.items():
+        if not _CAUGHT_BY.fullmatch(caught_by):
+            raise SubjectError(
+                f"subject {name!r}: plant {plant!r} says it is caught by {caught_by!r}; say `device-fault:KIND` or `gate:NAME`"
+            )
     for what, asked, known in (
         ("arm", request.arm, tuple(factory.arms)),
         ("device", request.device, factory.devices),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,6 +38,7 @@ class PromptRun:
         non_finite: int32 [T], how many NaN or infinite numbers the step showed (they are stored as 0).
         free_consumed: int32 [T], the ids it consumed in the free run.
         free_generated: int32 [G], the chain it generated.
+        free_expert_ids: int32 [T, L, k], of the free run.
     """
 
     consumed: npt.NDArray[np.int32]
@@ -53,6 +55,16 @@ class PromptRun:
     non_finite: npt.NDArray[np.int32]
     free_consumed: npt.NDArray[np.int32]
     free_generated: npt.NDArray[np.int32]
+    free_expert_ids: npt.NDArray[np.int32]
+
+
+_DTYPES = {
+    **dict.fromkeys(("consumed", "positions", "argmax", "top_ids", "expert_ids", "non_finite"), "int32"),
+    **dict.fromkeys(("free_consumed", "free_generated", "free_expert_ids"), "int32"),
+    **dict.fromkeys(("logits_at_golden", "top_logits", "expert_weights", "sketch"), "float32"),
+    "embedding_digest": "uint8",
+    "logsumexp": "float64",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class SlotEvidence:
         checkpoint_bytes: bytes of these compared with the checkpoint's too.
         uses: times an expert in a slot took part in compute.
         violations: each thing that was wrong, in the order seen, one sentence each.
+        expert_uses: (layer, expert, times) of every expert used, sorted.
     """
 
     fills: int = 0
@@ -72,9 +85,25 @@ class SlotEvidence:
     checkpoint_bytes: int = 0
     uses: int = 0
     violations: tuple[str, ...] = ()
+    expert_uses: tuple[tuple[int, int, int], ...] = ()
 
     def __add__(self, other: SlotEvidence) -> SlotEvidence:
-        return SlotEvidence(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        used: Counter[tuple[int, int]] = Counter()
+        for layer, expert, times in (*self.expert_uses, *other.expert_uses):
+            used[layer, expert] += times
+        return SlotEvidence(
+            self.fills + other.fills,
+            self.verified_bytes + other.verified_bytes,
+            self.checkpoint_bytes + other.checkpoint_bytes,
+            self.uses + other.uses,
+            self.violations + other.violations,
+            use_table(used),
+        )
+
+
+def use_table(used: Mapping[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
+    """`SlotEvidence.expert_uses` of counts by (layer, expert)."""
+    return tuple((layer, expert, times) for (layer, expert), times in sorted(used.items()))
 
 
 @dataclass(frozen=True)
@@ -203,6 +232,10 @@ def _split(document: RunDocument, arrays: Mapping[str, np.ndarray], path: Path) 
     expected = {f"{index:04d}/{f.name}" for index in range(len(names)) for f in fields(PromptRun)}
     if differing := sorted(expected ^ arrays.keys()):
         raise RunError(f"{path}: the arrays differ from the list of prompts, first {differing[0]!r}; {_ADVICE}")
+    for name, array in arrays.items():
+        dtype = _DTYPES[name.split("/")[1]]
+        if array.dtype != dtype:
+            raise RunError(f"{path}: array {name!r} is {array.dtype}, expected {dtype}; {_ADVICE}")
     return {
         name: PromptRun(**{f.name: arrays[f"{index:04d}/{f.name}"] for f in fields(PromptRun)})
         for index, name in enumerate(names)

@@ -298,3 +298,27 @@ def test_an_interrupt_while_the_verdict_is_written_leaves_no_half_of_it(
     assert snapshot(out) == ({} if old is None else {"v.json": old})
     assert code == 130
     assert errors == "error: interrupted; nothing was written\n"
+
+
+@pytest.mark.parametrize("inside", ["config.json", "golden/golden.json", "verdict.json"])
+def test_a_result_never_overwrites_what_it_was_computed_from(call: Call, folder: Path, inside: str) -> None:
+    arguments = ("--checkpoint", folder / "checkpoint", "--json", folder / "checkpoint" / inside)
+    assert "which is read; write results elsewhere" in refused(call, folder, *GATE, *arguments)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link"])
+def test_what_is_no_regular_file_is_not_replaced_by_one(call: Call, folder: Path, kind: str) -> None:
+    path = folder / "odd.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(folder / ("target" if kind == "link" else "nowhere"))
+        (folder / "target").touch()
+    code, _, err = call(*GATE, "--checkpoint", folder / "checkpoint", "--json", path)
+    assert (code, path.is_file() and not path.is_symlink()) == (2, False)
+    assert "is no regular file" in err
+
+
+def test_a_name_that_the_file_system_refuses_is_one_line(call: Call, folder: Path) -> None:
+    for option in ("--json", "--save-run"):
+        assert "cannot be written" in refused(call, folder, *GATE, option, folder / ("x" * 300))

@@ -434,10 +434,10 @@ def test_the_device_option_chooses_the_device(pytester: pytest.Pytester, run: Ca
 def test_the_golden_option_chooses_the_golden(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
     identity_file(pytester)
     shipped = load_golden(mini_checkpoint() / "golden")
-    parts = {name: getattr(shipped.document, name) for name in ("recipe", "checkpoint_digest", "sensitivity")}
-    classes = {n: c.model_copy(update={"positions": c.positions + 1}) for n, c in shipped.document.classes.items()}
-    parts |= {"classes": classes, "probe_prompt": shipped.document.probe_prompt, "probes": shipped.probes}
-    other, packed = assemble(prompts=shipped.prompts, **parts)
+    names = ("checkpoint_digest", "sensitivity", "classes", "probe_prompt")
+    parts = {name: getattr(shipped.document, name) for name in names}
+    recipe = shipped.document.recipe.model_copy(update={"versions": {"numpy": "another"}})
+    other, packed = assemble(prompts=shipped.prompts, probes=shipped.probes, recipe=recipe, **parts)
     write_golden(pytester.path / "other", other, packed)
     assert run(*PERFECT, "--kolibri-golden", "other").ret == pytest.ExitCode.OK
     assert identity(pytester)["golden"] == other.digest != shipped.digest

@@ -93,6 +93,7 @@ def shown(golden: PromptEvidence, logits: np.ndarray) -> PromptRun:
         non_finite=zeros,
         free_consumed=zeros,
         free_generated=zeros,
+        free_expert_ids=golden.expert_ids,
     )
 
 

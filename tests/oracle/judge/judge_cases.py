@@ -78,8 +78,15 @@ def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
 
 def flipped(case: Case, prompt: PromptEvidence, position: int, rank: int = 1) -> Case:
     """At one teacher-forced position, the golden's choice of that rank."""
-    argmax = changed(answer(case, prompt).argmax, position, prompt.top_ids[position, rank])
-    return with_prompt(case, prompt, argmax=argmax)
+    return with_choice(case, prompt, position, int(prompt.top_ids[position, rank]))
+
+
+def with_choice(case: Case, prompt: PromptEvidence, position: int, token: int) -> Case:
+    """At one teacher-forced position, `token` is the subject's largest logit, and its ids say so too."""
+    run = answer(case, prompt)
+    others = [i for i in run.top_ids[position].tolist() if i != token]
+    top_ids = changed(run.top_ids, position, [token, *others][: run.top_ids.shape[1]])
+    return with_prompt(case, prompt, argmax=changed(run.argmax, position, token), top_ids=top_ids)
 
 
 def with_other_experts(case: Case, prompt: PromptEvidence, position: int, layer: int) -> Case:

@@ -25,7 +25,16 @@ def test_the_perfect_run_is_aligned_at_every_position(case: Case) -> None:
 
 
 def test_its_planted_fault_is_found(case: Case) -> None:
-    assert headlines(GATE.judge(GATE.plant(case))) == ["position computed is not the golden's"]
+    found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(case).items()}
+    assert found == {
+        "positions counted from 1": ["position computed is not the golden's"],
+        "another id consumed": ["id consumed is not the golden's"],
+        "another embedding row": ["embedding row is not the golden's"],
+        "a free run fed otherwise": ["id consumed in the free run is not the golden's"],
+        "an expert twice": ["the run contradicts itself: an expert id is out of range or twice in a set"],
+        "an argmax that is not the largest": ["the run contradicts itself: argmax is not the first of its own largest logits"],
+        "a position short": ["array logsumexp has the wrong shape"],
+    }
 
 
 @pytest.mark.parametrize("shift", [1, -1])

@@ -43,7 +43,11 @@ def test_the_perfect_run_follows_every_chain_to_its_end(case: Case) -> None:
 
 
 def test_its_planted_fault_is_found(case: Case) -> None:
-    assert GATE.judge(GATE.plant(case)).verdict == "fail"
+    found = {name: [f.headline for f in GATE.judge(planted).findings] for name, planted in GATE.plants(case).items()}
+    assert found == {
+        "the free run alone": ["free run and teacher-forced pass disagree on the same prefix: not deterministic"],
+        "both passes": ["the free run leaves the golden's chain at a hard flip"],
+    }
 
 
 def test_a_divergence_at_a_hard_flip_is_red_with_its_place(case: Case) -> None:

@@ -58,7 +58,13 @@ def test_the_perfect_run_has_no_flip_at_any_position(case: Case) -> None:
 
 
 def test_its_planted_fault_is_found(case: Case) -> None:
-    assert headlines(GATE.judge(GATE.plant(case))) == ["hard flips"]
+    found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(case).items()}
+    assert found == {
+        "a hard flip": ["hard flips"],
+        "an id outside the stored ones": ["hard flips"],
+        "too many near ties": ["more near-ties than the floor of class bf16 allows"],
+        "experts outside the router band": ["expert sets differ outside the router band"],
+    }
 
 
 def test_a_hard_flip_is_red_with_its_place_and_regret(case: Case) -> None:
@@ -137,18 +143,17 @@ def test_differing_expert_sets_excuse_a_flip_only_within_the_router_s_gap_and_re
     margin, gap = float(prompt.margin[position]), float(prompt.router_gap[position, 1])
     spoiled = with_other_experts(flipped(case, prompt, position), prompt, position, layer=1)
     assert GATE.judge(with_bands(spoiled, router_gap=gap, router_regret=margin)).verdict == "pass"
-    for narrow in (
-        with_bands(spoiled, regret=1e3, router_gap=0.99 * gap, router_regret=margin),
-        with_bands(spoiled, regret=1e3, router_gap=gap, router_regret=0.99 * margin),
-    ):
-        assert headlines(GATE.judge(narrow)) == ["hard flips"]
+    beyond_the_gap = GATE.judge(with_bands(spoiled, regret=1e3, router_gap=0.99 * gap, router_regret=margin))
+    assert headlines(beyond_the_gap) == ["hard flips", "expert sets differ outside the router band"]
+    beyond_the_regret = GATE.judge(with_bands(spoiled, regret=1e3, router_gap=gap, router_regret=0.99 * margin))
+    assert headlines(beyond_the_regret) == ["hard flips"]
 
 
 @pytest.mark.parametrize("sets_agree", [True, False])
 def test_an_exact_tie_is_never_hard(case: Case, sets_agree: bool) -> None:
     prompt, position = widest(case)
     tied = changed(prompt.top_logits, (position, 0), prompt.top_logits[position, 1])
-    spoiled = flipped(with_bands(with_evidence(case, prompt, top_logits=tied)), prompt, position)
+    spoiled = flipped(with_bands(with_evidence(case, prompt, top_logits=tied), router_gap=1e3), prompt, position)
     if not sets_agree:
         spoiled = with_other_experts(spoiled, prompt, position, layer=0)
     judgement = GATE.judge(spoiled)

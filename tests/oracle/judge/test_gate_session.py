@@ -15,13 +15,14 @@ import oracle.judge.session as session
 from goldens import mini_checkpoint
 from oracle.errors import CheckpointError, DeviceFault, GoldenError, RunError, SubjectError, UsageError
 from oracle.judge.controls import device_controls
-from oracle.judge.gate import Case
-from oracle.judge.gates import GATE_NAMES
+from oracle.judge.gate import Case, gate_id
+from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
 from oracle.judge.session import SessionOptions, judge_recorded, record_session, run_session
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.run import SlotEvidence, save_run
 
+FLIPS_ID = next(gate_id(gate.name, gate.definition) for gate in GATES if gate.name == "flips")
 OPTIONS = SessionOptions(mini_checkpoint(), mini_golden(), "perfect")
 
 
@@ -51,7 +52,7 @@ def test_the_perfect_subject_is_green_and_progress_reaches_the_end(jobs: list[Pr
     assert {r.name for r in report.gates if r.verdict == "pass"} == set(HOST_GATES)
 
 
-@pytest.mark.parametrize("only", ["flips", "fl*", "flips@0123abcd"])
+@pytest.mark.parametrize("only", ["flips", "fl*", FLIPS_ID])
 def test_only_narrows_the_gates_and_says_so(only: str) -> None:
     report = run_session(replace(OPTIONS, only=only))
     assert (report.verdict, report.partial) == ("pass", True)

@@ -52,7 +52,13 @@ def test_the_shipped_golden_is_fit_to_judge_by(case: Case) -> None:
 
 
 def test_its_planted_fault_is_found(case: Case) -> None:
-    assert NOT_ARGMAX in headlines(GATE.judge(GATE.plant(case)))
+    found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(case).items()}
+    assert NOT_ARGMAX in found["a chain one late"]
+    assert found["stored logits out of order"] == ["stored logits are not in falling order, lowest id first"]
+    assert any("has period 1" in headline for headline in found["a constant chain"])
+    assert found["an edited document"] == ["the golden's digest does not hold"]
+    assert "the golden's checkpoint digest does not hold" in found["another checkpoint's"]
+    assert found["another golden's run"] == ["the golden's digest that the run names does not hold"]
 
 
 @pytest.mark.parametrize("shift", [1, -1])

@@ -46,7 +46,12 @@ def test_the_perfect_run_passes_in_every_class(case: Case, fp32_case: Case, nume
 @pytest.mark.parametrize("numeric_class", ["bf16", "fp32"])
 def test_its_planted_fault_is_found_in_every_class(case: Case, fp32_case: Case, numeric_class: str) -> None:
     judged = case if numeric_class == "bf16" else fp32_case
-    assert MEDIAN in headlines(GATE.judge(GATE.plant(judged)))
+    found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(judged).items()}
+    assert MEDIAN in found["a head 5 % too large"]
+    assert found["one NaN"] == ["NaN or infinite numbers"]
+    assert "logits and their logsumexp contradict each other" in found["a logsumexp of other logits"]
+    if judged.calibration.numeric_class == "fp32":
+        assert found["one logit at one position"] == ["logits differ where expert sets agree"]
 
 
 def test_one_non_finite_number_is_counted_with_its_place(case: Case) -> None:

@@ -33,7 +33,10 @@ def test_the_perfect_run_passes_in_every_class(case: Case, fp32_case: Case, nume
 
 
 def test_its_planted_fault_is_found(case: Case) -> None:
-    assert "slope" in kinds(GATE.judge(GATE.plant(case)))
+    planted = {name: kinds(GATE.judge(spoiled)) for name, spoiled in GATE.plants(case).items()}
+    assert "slope" in planted["a norm one per cent short"]
+    assert "slope" not in planted["noise"]
+    assert {"median", "p90"} <= set(planted["noise"])
 
 
 @pytest.mark.parametrize("layer", [0, 2, -1])

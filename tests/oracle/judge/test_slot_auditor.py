@@ -57,7 +57,7 @@ def test_an_honest_fill_used_after_it_was_verified_is_no_violation(auditor: Slot
     use(auditor)
     use(auditor, event=12)
     size = sum(fill(p).read_back.nbytes for p in EXPERT_PROJECTIONS)
-    assert auditor.evidence() == SlotEvidence(fills=1, verified_bytes=size, checkpoint_bytes=size, uses=2)
+    assert auditor.evidence() == SlotEvidence(1, size, size, uses=2, expert_uses=((2, 5, 2),))
 
 
 @pytest.mark.parametrize("part", ["first weight", "last weight", "first scale", "last scale"])

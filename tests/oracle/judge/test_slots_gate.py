@@ -8,7 +8,7 @@ import pytest
 from judge_cases import headlines, with_run
 
 from oracle.judge.gate import Case
-from oracle.judge.slots import SlotsGate
+from oracle.judge.slots import SlotsGate, expected_uses
 from oracle.subjects.run import SlotEvidence
 
 GATE = SlotsGate()
@@ -21,7 +21,7 @@ def streamed(case: Case) -> Case:
     layers, k = case.golden.prompts[0].expert_ids.shape[1:]
     uses = 2 * case.golden.positions * layers * k
     stats = {"fills": FILLS, "staged_bytes": BYTES, "verified_bytes": BYTES}
-    return with_run(case, slots=SlotEvidence(FILLS, BYTES, BYTES, uses), stats=stats)
+    return with_run(case, slots=SlotEvidence(FILLS, BYTES, BYTES, uses, expert_uses=expected_uses(case)), stats=stats)
 
 
 def seen(case: Case, **changes: object) -> Case:
@@ -39,8 +39,13 @@ def test_an_honest_streaming_run_passes(streamed: Case) -> None:
 
 
 def test_its_planted_fault_is_found(streamed: Case, case: Case) -> None:
-    assert headlines(GATE.judge(GATE.plant(streamed))) == ["verified bytes disagree"]
-    assert GATE.judge(GATE.plant(case)).verdict != "pass"
+    found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(streamed).items()}
+    assert found == {
+        "twice the verified bytes": ["verified bytes disagree"],
+        "a violation": ["planted"],
+        "another expert used": ["the experts used are not those the run shows"],
+    }
+    assert all(GATE.judge(planted).verdict != "pass" for planted in GATE.plants(case).values())
 
 
 @pytest.mark.parametrize("off", [-1, 1])
