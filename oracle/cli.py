@@ -197,7 +197,7 @@ def main() -> None:
     try:
         app()
     except _Interrupted:
-        _fail("interrupted; nothing was written", 130)
+        _fail("interrupted; nothing is half written", 130)
     except KolibriError as error:
         _fail(str(error), 2)
     except DeviceFault as fault:

@@ -1,6 +1,6 @@
-"""Controls: each gate must pass the perfect subject and fire on its planted fault, in the same session as the judgement.
+"""Controls: each gate must pass the perfect subject and fire on every planted fault, in the same session as the judgement.
 
-Positive: the perfect subject's run through the same harness. Negative: the gate's own `plant` in that run; for `slots`
+Positive: the perfect subject's run through the same harness. Negative: the gate's own `plants` in that run; for `slots`
 also faults planted in the subject's device, and in what the auditor is shown. A gate whose control misbehaves is not
 believed, whatever it says about the subject: the ledger turns red.
 """

@@ -283,7 +283,7 @@ def test_an_interrupt_while_subjects_run_writes_no_verdict(tmp_path: Path) -> No
     code, errors = interrupted(tmp_path / "program.py", WHILE_RUNNING, arguments, wait=1.0)
     assert snapshot(out) == {}
     assert code == 130
-    assert errors.endswith("error: interrupted; nothing was written\n")
+    assert errors.endswith("error: interrupted; nothing is half written\n")
 
 
 @pytest.mark.parametrize("old", [None, b"old"])
@@ -297,7 +297,7 @@ def test_an_interrupt_while_the_verdict_is_written_leaves_no_half_of_it(
     code, errors = interrupted(folder / "program.py", WHILE_WRITING, arguments)
     assert snapshot(out) == ({} if old is None else {"v.json": old})
     assert code == 130
-    assert errors == "error: interrupted; nothing was written\n"
+    assert errors == "error: interrupted; nothing is half written\n"
 
 
 @pytest.mark.parametrize("inside", ["config.json", "golden/golden.json", "verdict.json"])

@@ -332,4 +332,4 @@ def test_an_interrupted_make_leaves_no_golden(workplace: Path, folder: Path, mom
             process.kill()
     assert files(workplace) == before
     assert process.returncode == 130
-    assert errors == "error: interrupted; nothing was written\n"
+    assert errors == "error: interrupted; nothing is half written\n"
