@@ -84,14 +84,10 @@ def gate(
     """Run a subject on the golden's prompts, teacher-forced and free-running, and judge it by every gate."""
     if replay is not None and (device or arm or save_run_to):
         raise UsageError("--replay judges a stored run as it is; leave out --device, --arm and --save-run")
-    if json_file is not None:
-        check_writable(json_file)
+    folder = checkpoint or mini_checkpoint()
+    _check_json(json_file, folder, golden, replay, save_run_to)
     if save_run_to is not None:
         check_new_folder(save_run_to)
-    folder = checkpoint or mini_checkpoint()
-    if json_file is not None:
-        check_outside(json_file, folder, golden, replay, save_run_to)
-    if save_run_to is not None:
         check_outside(save_run_to, folder, golden, replay)
     options = SessionOptions(
         checkpoint=folder,
@@ -149,11 +145,8 @@ def golden_make(
 @_interruptible
 def golden_verify(golden: GoldenOption = None, checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
     """Check a golden against itself, its checkpoint and its tokenizer, by the `golden` gate and its controls."""
-    if json_file is not None:
-        check_writable(json_file)
     folder = checkpoint or mini_checkpoint()
-    if json_file is not None:
-        check_outside(json_file, folder, golden)
+    _check_json(json_file, folder, golden)
     options = SessionOptions(checkpoint=folder, golden=golden or folder / "golden", subject="perfect", only="golden")
     with _progress("jobs") as advance:
         recorded = record_session(options, advance)
@@ -168,15 +161,19 @@ def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None
     from oracle.golden.format import load_golden
     from oracle.report.golden_summary import print_golden, summarize
 
-    if json_file is not None:
-        check_writable(json_file)
     folder = checkpoint or mini_checkpoint()
-    if json_file is not None:
-        check_outside(json_file, folder, golden)
+    _check_json(json_file, folder, golden)
     summary = summarize(load_golden(golden or folder / "golden"))
     print_golden(_console(), summary)
     if json_file is not None:
         write_file(json_file, canonical_json(summary))
+
+
+def _check_json(json_file: Path | None, *read: Path | None) -> None:
+    """Before anything costly runs: the result can be written, and replaces nothing that it is computed from."""
+    if json_file is not None:
+        check_writable(json_file)
+        check_outside(json_file, *read)
 
 
 def _finish(report: Report, json_file: Path | None) -> None:

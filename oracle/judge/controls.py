@@ -116,4 +116,4 @@ def _with_honest_fill(case: Case) -> Case:
     uses = expected_uses(case)
     stats = {"fills": seen.fills, "staged_bytes": seen.verified_bytes, "verified_bytes": seen.verified_bytes}
     slots = replace(seen, uses=sum(times for _, _, times in uses), expert_uses=uses)
-    return replace(case, run=replace(case.run, slots=slots, stats=stats))
+    return case.with_run(slots=slots, stats=stats)

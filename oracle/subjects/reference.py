@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from oracle.kolibri1.arms import ARMS, TRUTH
+from oracle.kolibri1.arms import ARMS, TRUTH, arm_named
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.subjects.perfect import HOST_GATES
@@ -59,7 +59,7 @@ class ReferenceFactory:
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> ReferenceSubject:
         checkpoint = Checkpoint.open(request.checkpoint)
-        return ReferenceSubject(Reference(checkpoint, ARMS[request.arm or TRUTH.name]), checkpoint)
+        return ReferenceSubject(Reference(checkpoint, arm_named(request.arm or TRUTH.name)), checkpoint)
 
 
 FACTORY = ReferenceFactory()

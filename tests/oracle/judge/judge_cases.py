@@ -37,12 +37,12 @@ def perfect_run(golden: Golden, numeric_class: NumericClass = "bf16") -> Run:
 
 def with_run(case: Case, **changes: Any) -> Case:
     """The case with fields of its run replaced."""
-    return replace(case, run=replace(case.run, **changes))
+    return case.with_run(**changes)
 
 
 def with_prompt(case: Case, prompt: PromptEvidence, **changes: Any) -> Case:
     """The case with arrays of one prompt's run replaced."""
-    return with_run(case, prompts={**case.run.prompts, prompt.name: replace(case.run.prompts[prompt.name], **changes)})
+    return case.with_prompt(prompt.name, **changes)
 
 
 def with_evidence(case: Case, prompt: PromptEvidence, **changes: Any) -> Case:
