@@ -31,6 +31,9 @@ class Arm:
         probabilities: whether attention probabilities are `rounded` to the dtype (eager) or `kept` in fp32 (flash).
         norms: rounded `twice`, after normalizing and after the weight (transformers), or `once` at the end (fused kernels).
         reduction: `straight`, or `permuted`: every matrix product sums its inputs in another, fixed order.
+        activations: `kept`, or `quantized` to e4m3 before every fp8 product (W8A8: dynamic, per token and 128 inputs).
+        kv_cache: `kept` in the dtype, or `fp8`: keys and values stored as e4m3 with scale 1, after norm and RoPE.
+        kernels: computed by the compiled kernels (float32 alone); else by torch.
     """
 
     name: str
@@ -41,16 +44,20 @@ class Arm:
     probabilities: Literal["rounded", "kept"] = "rounded"
     norms: Literal["twice", "once"] = "twice"
     reduction: Literal["straight", "permuted"] = "straight"
+    activations: Literal["kept", "quantized"] = "kept"
+    kv_cache: Literal["kept", "fp8"] = "kept"
+    kernels: bool = False
 
 
-TRUTH = Arm("float32", "fp32", "float32")
-"""The arm whose values a golden stores."""
+TRUTH = Arm("float32", "fp32", "float32", kernels=True)
+"""The arm whose values a golden stores, unless another is asked for."""
 
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
         TRUTH,
         Arm("float64", "fp32", "float64"),
+        Arm("float32-blas", "fp32", "float32"),
         Arm("float32-permuted", "fp32", "float32", reduction="permuted"),
         Arm("float32-per-expert", "fp32", "float32", combine="per-expert"),
         Arm("float32-per-expert-permuted", "fp32", "float32", combine="per-expert", reduction="permuted"),
@@ -64,6 +71,8 @@ ARMS: dict[str, Arm] = {
         Arm("bfloat16-fused-per-expert", "bf16", "bfloat16", "per-expert", "fused"),
         Arm("bfloat16-fused-once-kept", "bf16", "bfloat16", "fp32", "fused", "kept", "once"),
         Arm("bfloat16-fused-kept-with-shared", "bf16", "bfloat16", "fp32-with-shared", "fused", "kept", "twice", "permuted"),
+        Arm("w8a8", "w8a8", "bfloat16", activations="quantized"),
+        Arm("fp8-kv", "fp8-kv", "bfloat16", kv_cache="fp8"),
     )
 }
 

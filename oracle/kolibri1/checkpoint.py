@@ -87,9 +87,7 @@ class Checkpoint:
             CheckpointError: no such tensor, or its bytes encode NaN or infinity.
         """
         entry = self._entry(name)
-        if entry.shard not in self._maps:
-            self._maps[entry.shard] = np.memmap(entry.shard, dtype=np.uint8, mode="r")
-        raw = np.asarray(self._maps[entry.shard][entry.start : entry.end])
+        raw = self._mapped(entry)[entry.start : entry.end]
         if name not in self._checked:
             if bad := _count_non_finite(raw, entry.spec.dtype):
                 values = raw.size // _ITEM_BYTES[entry.spec.dtype]
@@ -97,6 +95,20 @@ class Checkpoint:
                     f"{name} in {entry.shard} holds {bad} NaN or infinite values of {values}; restore it from the release"
                 )
             self._checked.add(name)
+        return raw
+
+    def row(self, name: str, index: int) -> RawBytes:
+        """The bytes of row `index` of a matrix, as stored; only they are read and checked.
+
+        Raises:
+            CheckpointError: no such tensor, or the row's bytes encode NaN or infinity.
+        """
+        entry = self._entry(name)
+        length = (entry.end - entry.start) // entry.spec.shape[0]
+        start = entry.start + index * length
+        raw = self._mapped(entry)[start : start + length]
+        if _count_non_finite(raw, entry.spec.dtype):
+            raise CheckpointError(f"row {index} of {name} in {entry.shard} holds NaN or infinity; restore it from the release")
         return raw
 
     def digest(self) -> str:
@@ -117,6 +129,12 @@ class Checkpoint:
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    def _mapped(self, entry: _Stored) -> RawBytes:
+        """The whole shard of an entry, mapped once."""
+        if entry.shard not in self._maps:
+            self._maps[entry.shard] = np.memmap(entry.shard, dtype=np.uint8, mode="r")
+        return np.asarray(self._maps[entry.shard])
 
     def _entry(self, name: str) -> _Stored:
         try:
@@ -231,10 +249,12 @@ def _check_inventory(folder: Path, config: Kolibri1Config, stored: dict[str, _St
             )
 
 
+_CHECKED_AT_ONCE = 1 << 24
+"""Bytes checked at once: the temporary copies of a whole embedding would take a gigabyte."""
+
+
 def _count_non_finite(raw: RawBytes, dtype: str) -> int:
     """How many values of these bytes are NaN or infinite, from the exponent bits alone."""
-    if dtype == "F8_E4M3":
-        return int(np.count_nonzero((raw & 0x7F) == 0x7F))
-    if dtype == "BF16":
-        return int(np.count_nonzero((raw.view("<u2") & 0x7F80) == 0x7F80))
-    return int(np.count_nonzero((raw.view("<u4") & 0x7F800000) == 0x7F800000))
+    word, exponent = {"F8_E4M3": ("u1", 0x7F), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}[dtype]
+    parts = (raw[start : start + _CHECKED_AT_ONCE].view(word) for start in range(0, raw.size, _CHECKED_AT_ONCE))
+    return sum(int(np.count_nonzero((part & exponent) == exponent)) for part in parts)

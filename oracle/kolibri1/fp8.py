@@ -48,3 +48,29 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     values = E4M3FN[codes.to(torch.int64)]
     blocks = values.reshape(grid_rows, rows // grid_rows, grid_columns, columns // grid_columns)
     return (blocks * scale[:, None, :, None]).reshape(rows, columns)
+
+
+E4M3FN_MAX = 448.0
+
+
+def to_e4m3fn(x: torch.Tensor) -> torch.Tensor:
+    """Each value as e4m3fn holds it (nearest, ties to even, saturating at 448), in x's dtype."""
+    clamped = x.float().clamp(-E4M3FN_MAX, E4M3FN_MAX)  # torch's own conversion makes NaN of what is larger
+    return E4M3FN[clamped.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int64)].to(x.dtype)
+
+
+def quantize_activations(x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dynamic activation quantization, per token and group of `width` inputs: `scale = max(|x|, 1e-10) / 448`.
+
+    Source: the facts, section 4 (vLLM's fp8_utils and transformers' finegrained fp8).
+
+    Args:
+        x: float32 [T, in].
+        width: inputs per group; divides `in`.
+
+    Returns:
+        float32 [T, in], values of e4m3fn, and float32 [T, in / width], the scales.
+    """
+    groups = x.reshape(len(x), -1, width)
+    scale = groups.abs().amax(-1).clamp(min=1e-10) / E4M3FN_MAX
+    return to_e4m3fn(groups / scale[..., None]).reshape(x.shape), scale

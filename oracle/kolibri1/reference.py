@@ -1,72 +1,113 @@
-"""The Kolibri-1 forward pass in torch: the truth that goldens are made from. Read it top to bottom.
+"""The Kolibri-1 forward pass: the truth that goldens are made from. Read it top to bottom.
 
-Shapes: T tokens of one sequence, H hidden, A query heads, K key/value heads, D head_dim, E experts, k experts per token.
+Shapes: T tokens, H hidden, A query heads, K key/value heads, D head_dim, E experts, k experts per token, L layers.
 Source of every formula: the public facts on Kolibri-1 (transformers 5.24 `models/kolibri1`, cross-checked in fp32).
 
-`r(...)` marks the points where a bf16 run rounds; in the fp32 and fp64 arms it does nothing.
+`self.m` is the arm's arithmetic (`Arithmetic`): it owns every rounding and every order of summation; the model's rules are here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from oracle.errors import UsageError
+from oracle.kolibri1.arithmetic import Arithmetic
 from oracle.kolibri1.arms import TRUTH, Arm
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.config import Kolibri1Config
-from oracle.kolibri1.weights import Weights, round_bf16, working_dtype
+from oracle.kolibri1.kv_cache import KVCache
+from oracle.kolibri1.torch_arithmetic import TorchArithmetic
+
+CHUNK = 256
+"""Tokens per pass of a long prefill: bounds the memory of what is computed at once, and changes no bit of the default arm."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What a forward pass records beside logits and routing.
+
+    Attributes:
+        hidden: the residual stream, L + 1 vectors of H per token.
+        router_logits: E numbers per token and layer.
+    """
+
+    hidden: bool = True
+    router_logits: bool = True
+
+
+ALL_TAPS, NO_TAPS = Taps(), Taps(hidden=False, router_logits=False)
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward call computed for its T tokens. L layers.
+    """What one forward call computed for its T tokens.
 
     Attributes:
         logits: float32 [T, V] (float64 in the float64 arm).
         expert_ids: int64 [T, L, k], by falling selection score, equal scores by rising id.
         expert_weights: [T, L, k], sigmoid of the selected router logits.
-        router_logits: [T, L, E], without the bias.
         router_gap: [T, L], the k-th selection score minus the next one; 0 means an exact tie at the edge.
-        layer_inputs: [T, L, H], the residual stream before each layer.
-        residual: [T, L, H], the residual stream after each layer's second addition.
+        router_logits: [T, L, E], without the bias; [T, L, 0] where not tapped.
+        hidden: [T, L + 1, H], the residual stream before the first layer and after each layer's second addition;
+            [T, L + 1, 0] where not tapped.
     """
 
     logits: torch.Tensor
     expert_ids: torch.Tensor
     expert_weights: torch.Tensor
-    router_logits: torch.Tensor
     router_gap: torch.Tensor
-    layer_inputs: torch.Tensor
-    residual: torch.Tensor
+    router_logits: torch.Tensor
+    hidden: torch.Tensor
 
+    @property
+    def layer_inputs(self) -> torch.Tensor:
+        """[T, L, H], the residual stream before each layer."""
+        return self.hidden[:, :-1]
 
-@dataclass
-class LayerCache:
-    """Keys and values of one layer for the positions `first`, `first + 1`, ...: [K, n, D] each, keys after norm and RoPE."""
+    @property
+    def residual(self) -> torch.Tensor:
+        """[T, L, H], the residual stream after each layer."""
+        return self.hidden[:, 1:]
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    first: int = 0
+    def __len__(self) -> int:
+        return len(self.logits)
 
+    def __getitem__(self, tokens: slice) -> Forward:
+        """The same for some of the tokens."""
+        return Forward(**{name: getattr(self, name)[tokens] for name in Forward.__dataclass_fields__})
 
-class KVCache:
-    """One sequence's cache; sliding layers hold only what their window can still see."""
-
-    def __init__(self, config: Kolibri1Config, dtype: torch.dtype) -> None:
-        empty = torch.empty(config.num_key_value_heads, 0, config.head_dim, dtype=dtype)
-        self.layers = [LayerCache(empty, empty) for _ in range(config.num_hidden_layers)]
-        self.length = 0
+    @staticmethod
+    def concatenate(parts: Sequence[Forward]) -> Forward:
+        """Several passes over one sequence as one."""
+        return Forward(**{name: torch.cat([getattr(p, name) for p in parts]) for name in Forward.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
-class _Routing:
+class Routing:
+    """Which experts T tokens use, and how: `ids` int64 [T, k] and `weights` [T, k]; of all layers when forced: [T, L, k]."""
+
     ids: torch.Tensor
     weights: torch.Tensor
-    logits: torch.Tensor
-    gap: torch.Tensor
+
+    def layer(self, layer: int) -> Routing:
+        return Routing(self.ids[:, layer], self.weights[:, layer])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sequence's part of a pass.
+
+    Attributes:
+        ids: the next token ids, at least one.
+        cache: the sequence's cache; it grows by the ids.
+        routing: expert sets and weights to use in place of the router's own, [T, L, k], or None.
+    """
+
+    ids: Sequence[int]
+    cache: KVCache
+    routing: Routing | None = None
 
 
 class Reference:
@@ -74,170 +115,151 @@ class Reference:
 
     Args:
         checkpoint: an opened checkpoint.
-        arm: precision and summation orders; the truth's by default.
+        arm: precision and summation orders; the truth by default.
+
+    Raises:
+        UsageError: the arm's kernels cannot take this geometry, or numba is missing.
     """
 
     def __init__(self, checkpoint: Checkpoint, arm: Arm = TRUTH) -> None:
         self.config = checkpoint.config
         self.arm = arm
-        self.dtype = working_dtype(arm)
-        self.weights = Weights(checkpoint, arm)
-        self.r = round_bf16 if arm.dtype == "bfloat16" else _exactly
+        self.m: Arithmetic = _kernels(checkpoint) if arm.kernels else TorchArithmetic(checkpoint, arm)
+        bias = (checkpoint.raw(f"model.layers.{i}.moe.router.expert_bias") for i in range(self.config.num_hidden_layers))
+        self._bias = [torch.from_numpy(raw.copy()).view(torch.bfloat16).to(self.m.dtype) for raw in bias]
 
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence."""
-        return KVCache(self.config, self.dtype)
+        return KVCache(self.config, self.m.dtype)
 
-    @torch.no_grad()
-    def forward(self, ids: list[int], cache: KVCache) -> Forward:
-        """Continue the sequence in `cache` by `ids` (prefill and decode are the same call).
-
-        Args:
-            ids: the T >= 1 next ids, each in [0, vocab_size).
-            cache: from `new_cache`; extended in place.
+    def forward(self, ids: Sequence[int], cache: KVCache, *, taps: Taps = ALL_TAPS, routing: Routing | None = None) -> Forward:
+        """Feed `ids` at the cache's next positions and return everything computed for them, in one pass.
 
         Raises:
-            UsageError: no ids, or one outside the vocabulary.
+            UsageError: an id outside the vocabulary, or none at all; nothing is cached then.
         """
+        return self.forward_batch([Segment(ids, cache, routing)], taps=taps)[0]
+
+    def stream(
+        self, ids: Sequence[int], cache: KVCache, *, chunk: int = CHUNK, taps: Taps = ALL_TAPS, routing: Routing | None = None
+    ) -> Iterator[Forward]:
+        """Feed `ids` in passes of `chunk` tokens: memory stays bounded, however many there are."""
         check_ids(ids, self.config.vocab_size)
-        w, positions = self.weights, torch.arange(cache.length, cache.length + len(ids))
-        h = w["model.embed_tokens.weight"][torch.tensor(ids)]  # [T, H]; no embedding scale
-        unrounded = h  # what a fused add-and-norm would normalize
-        inputs, residuals, routings = [], [], []
-        for layer in range(self.config.num_hidden_layers):
-            inputs.append(h)
+        for start in range(0, len(ids), chunk):
+            span = slice(start, start + chunk)
+            forced = routing and Routing(routing.ids[span], routing.weights[span])
+            yield self.forward(ids[span], cache, taps=taps, routing=forced)
+
+    @torch.no_grad()
+    def forward_batch(self, segments: Sequence[Segment], *, taps: Taps = ALL_TAPS) -> list[Forward]:
+        """One pass over parts of several sequences, each with its own cache; one result per segment.
+
+        Raises:
+            UsageError: a segment without ids or with one outside the vocabulary, forced routing of another shape, or one
+                cache in two segments; nothing is cached then.
+        """
+        config, m = self.config, self.m
+        self._check(segments)
+        ids = [i for segment in segments for i in segment.ids]
+        tokens, layers = len(ids), config.num_hidden_layers
+        expert_ids = torch.empty(tokens, layers, config.num_experts_per_tok, dtype=torch.int64)
+        weights = torch.empty(expert_ids.shape, dtype=m.dtype)
+        gap = torch.empty(tokens, layers, dtype=m.dtype)
+        router_logits = torch.empty(tokens, layers, config.num_experts if taps.router_logits else 0, dtype=m.dtype)
+        hidden = torch.empty(tokens, layers + 1, config.hidden_size if taps.hidden else 0, dtype=m.dtype)
+
+        h = unrounded = m.embed(ids)  # no scale
+        angles = [m.rope_angles(range(s.cache.length, s.cache.length + len(s.ids))) for s in segments]
+        rope = torch.cat([cos for cos, _ in angles]), torch.cat([sin for _, sin in angles])
+        for layer in range(layers):
             prefix = f"model.layers.{layer}"
-            x = self._norm(unrounded, f"{prefix}.input_layernorm.weight")
-            attended = self._attention(x, layer, positions, cache.layers[layer])
-            h, unrounded = self._add(h, self._norm(attended, f"{prefix}.post_attn_norm.weight"))
-            x = self._norm(unrounded, f"{prefix}.post_attention_layernorm.weight")  # the norm before the experts
-            routing = self._route(x, prefix)
-            mixed = self._experts(x, routing, prefix)
-            h, unrounded = self._add(h, self._norm(mixed, f"{prefix}.post_ffn_norm.weight"))
-            residuals.append(h)
-            routings.append(routing)
-        cache.length += len(ids)
-        final = self._norm(unrounded, "model.norm.weight")
-        return Forward(
-            logits=self._product(final, w["lm_head.weight"]),  # head_dtype is float32: never rounded
-            expert_ids=torch.stack([routing.ids for routing in routings], 1),
-            expert_weights=torch.stack([routing.weights for routing in routings], 1),
-            router_logits=torch.stack([routing.logits for routing in routings], 1),
-            router_gap=torch.stack([routing.gap for routing in routings], 1),
-            layer_inputs=torch.stack(inputs, 1),
-            residual=torch.stack(residuals, 1),
-        )
+            if taps.hidden:
+                hidden[:, layer] = h
+            x = m.norm(unrounded, f"{prefix}.input_layernorm.weight")
+            attended = self._attention(x, layer, segments, rope)
+            h, unrounded = m.add(h, m.norm(attended, f"{prefix}.post_attn_norm.weight"))
+            x = m.norm(unrounded, f"{prefix}.post_attention_layernorm.weight")  # the norm before the experts
+            routing, logits, gap[:, layer] = self._route(x, layer, segments)
+            outputs, shared = m.experts(x, routing.ids, f"{prefix}.mlp")
+            mixed = m.combine(outputs, routing.ids, routing.weights, shared)
+            h, unrounded = m.add(h, m.norm(mixed, f"{prefix}.post_ffn_norm.weight"))
+            expert_ids[:, layer], weights[:, layer] = routing.ids, routing.weights
+            if taps.router_logits:
+                router_logits[:, layer] = logits
+        if taps.hidden:
+            hidden[:, layers] = h
+        for segment in segments:
+            segment.cache.length += len(segment.ids)
+        logits = m.product(m.norm(unrounded, "model.norm.weight"), "lm_head.weight")
+        whole = Forward(logits, expert_ids, weights, gap, router_logits, hidden)
+        return [whole[span] for span in _spans(segments)]
 
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm over the last axis with a plain weight: `w * dt(x * rsqrt(mean(x^2) + eps))`, never `1 + w`."""
-        normalized = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return self.r(self.weights[name] * (self.r(normalized) if self.arm.norms == "twice" else normalized))
-
-    def _add(self, h: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual addition: the stream to keep, and the value the next norm reads."""
-        total = h + delta
-        rounded = self.r(total)
-        return rounded, total if self.arm.residual == "fused" else rounded
-
-    def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x [T, in] . weight [out, in]^T`, accumulated in the working dtype, unrounded."""
-        if self.arm.reduction == "permuted":
-            x, weight = x.flip(-1), weight.flip(-1)
-        return x @ weight.T
-
-    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return self.r(self._product(x, self.weights[name]))
-
-    def _attention(self, x: torch.Tensor, layer: int, positions: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Grouped-query attention over the cache and the new tokens: [T, H] to [T, H]."""
-        config, prefix = self.config, f"model.layers.{layer}.self_attn"
-        tokens, head_dim = x.shape[0], config.head_dim
+    def _attention(
+        self, x: torch.Tensor, layer: int, segments: Sequence[Segment], rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Grouped-query attention over each sequence's cache and new tokens: [T, H] to [T, H]."""
+        config, m, prefix = self.config, self.m, f"model.layers.{layer}.self_attn"
 
         def heads(which: str) -> torch.Tensor:
-            return self._linear(x, f"{prefix}.{which}_proj.weight").reshape(tokens, -1, head_dim).transpose(0, 1)
+            return m.linear(x, f"{prefix}.{which}_proj.weight").reshape(len(x), -1, config.head_dim)
 
-        q = self._norm(heads("q"), f"{prefix}.q_norm.weight")  # [A, T, D]; per head, before RoPE
-        k = self._norm(heads("k"), f"{prefix}.k_norm.weight")  # [K, T, D]
-        v = heads("v")  # [K, T, D], not normed
-        sliding = config.is_sliding(layer)
-        if sliding:  # full layers have no position encoding at all
-            cos, sin = self._rope_angles(positions)
-            q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        q = m.norm(heads("q"), f"{prefix}.q_norm.weight")  # [T, A, D]; per head, before RoPE
+        k = m.norm(heads("k"), f"{prefix}.k_norm.weight")  # [T, K, D]
+        v = heads("v")  # [T, K, D], not normed
+        if config.is_sliding(layer):  # full layers have no position encoding at all
+            q, k = m.rotate(q, *rope), m.rotate(k, *rope)
+        k, v = m.cached(k), m.cached(v)
+        mixed = []
+        for segment, span in zip(segments, _spans(segments), strict=True):
+            cache, position = segment.cache.layers[layer], segment.cache.length
+            cache.append(k[span].transpose(0, 1), v[span].transpose(0, 1))
+            last = torch.arange(position, position + len(segment.ids))
+            window = config.sliding_window if config.is_sliding(layer) else position + len(segment.ids)
+            first = (last - (window - 1)).clamp(min=0)  # the query's own position and window - 1 before it
+            mixed.append(m.attend(q[span], cache.keys, cache.values, first - cache.first, last - cache.first))
+            cache.forget()
+        return m.linear(torch.cat(mixed), f"{prefix}.o_proj.weight")
 
-        keys, values = torch.cat([cache.keys, k], 1), torch.cat([cache.values, v], 1)  # [K, n, D]
-        key_positions = torch.arange(cache.first, cache.first + keys.shape[1])
-        distance = positions[:, None] - key_positions[None, :]  # [T, n]
-        visible = distance >= 0
-        if sliding:  # the query's own position and window - 1 before it
-            visible &= distance < config.sliding_window
-
-        group = config.num_attention_heads // config.num_key_value_heads
-        scores = self.r(q @ keys.repeat_interleave(group, 0).transpose(1, 2))  # query head a reads kv head a // group
-        scores = self.r(scores * head_dim**-0.5).masked_fill(~visible, float("-inf"))
-        probabilities = torch.softmax(scores, -1)
-        if self.arm.probabilities == "rounded":
-            probabilities = self.r(probabilities)
-        mixed = self.r(probabilities @ values.repeat_interleave(group, 0))  # [A, T, D]
-
-        keep = config.sliding_window - 1 if sliding else keys.shape[1]
-        dropped = max(0, keys.shape[1] - keep)
-        cache.keys, cache.values, cache.first = keys[:, dropped:], values[:, dropped:], cache.first + dropped
-        return self._linear(mixed.transpose(0, 1).reshape(tokens, -1), f"{prefix}.o_proj.weight")
-
-    def _rope_angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, D]: inv_freq_j = theta^(-2j / D), angles in fp32 (fp64 in that arm), halves repeated (NeoX)."""
-        head_dim = self.config.head_dim
-        exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).to(self.dtype) / head_dim
-        angles = positions.to(self.dtype)[:, None] * (1.0 / self.config.rope_theta**exponent)[None, :]
-        angles = torch.cat([angles, angles], -1)
-        return self.r(angles.cos()), self.r(angles.sin())
-
-    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """RoPE with rotate-half: x [heads, T, D]."""
-        first, second = x.chunk(2, -1)
-        return self.r(self.r(x * cos) + self.r(torch.cat([-second, first], -1) * sin))
-
-    def _route(self, x: torch.Tensor, prefix: str) -> _Routing:
+    def _route(self, x: torch.Tensor, layer: int, segments: Sequence[Segment]) -> tuple[Routing, torch.Tensor, torch.Tensor]:
         """Top-k by `logits + bias`, lowest id first among equals; weights are `sigmoid(logits)`, not renormalized.
 
-        Router logits are never rounded: fp32 in every bf16 arm too.
+        Router logits are never rounded: fp32 in every bf16 arm too. Returns what is used, all logits [T, E], and the gap [T].
         """
         top_k = self.config.num_experts_per_tok
-        logits = self._product(x, self.weights[f"{prefix}.mlp.gate.weight"])  # [T, E]
-        selection = logits + self.weights[f"{prefix}.moe.router.expert_bias"]
+        logits = self.m.product(x, f"model.layers.{layer}.mlp.gate.weight")
         # torch.topk does not keep the order of equal scores; a stable sort does.
-        ordered, order = torch.sort(selection, dim=-1, descending=True, stable=True)
+        ordered, order = torch.sort(logits + self._bias[layer], dim=-1, descending=True, stable=True)
         ids = order[:, :top_k]
-        following = ordered[:, top_k] if top_k < selection.shape[1] else torch.full_like(ordered[:, 0], float("-inf"))
+        weights = self.m.sigmoid(logits.gather(1, ids))
+        following = ordered[:, top_k] if top_k < logits.shape[1] else torch.full_like(ordered[:, 0], float("-inf"))
         gap = (ordered[:, top_k - 1] - following).clamp(max=1e30)  # finite even where every expert is selected
-        return _Routing(ids, torch.sigmoid(logits.gather(1, ids)), logits, gap)
+        for segment, span in zip(segments, _spans(segments), strict=True):
+            if segment.routing is not None:
+                forced = segment.routing.layer(layer)
+                ids[span], weights[span] = forced.ids, forced.weights.to(weights.dtype)
+        return Routing(ids, weights), logits, gap
 
-    def _experts(self, x: torch.Tensor, routing: _Routing, prefix: str) -> torch.Tensor:
-        """Routed experts weighted and summed, plus the ungated shared expert: [T, H] to [T, H]."""
-        shared = self._swiglu(x, f"{prefix}.mlp.shared_experts")
-        outputs = x.new_zeros(*routing.ids.shape, x.shape[1])  # [T, k, H], each expert's rounded output
-        for expert in routing.ids.unique().tolist():
-            token, slot = (routing.ids == expert).nonzero(as_tuple=True)
-            outputs[token, slot] = self._swiglu(x[token], f"{prefix}.mlp.experts.{expert}")
-        weighted = outputs * routing.weights[..., None]
-        if self.arm.combine == "per-expert":
-            by_id = routing.ids.argsort(-1)
-            ordered = self.r(weighted.gather(1, by_id[..., None].expand_as(weighted)))
-            total = torch.zeros_like(x)
-            for slot in range(ordered.shape[1]):
-                total = self.r(total + ordered[:, slot])
-            return self.r(total + shared)
-        total = weighted.sum(1)
-        return self.r(total + shared) if self.arm.combine == "fp32-with-shared" else self.r(self.r(total) + shared)
-
-    def _swiglu(self, x: torch.Tensor, prefix: str) -> torch.Tensor:
-        """`down(silu(gate x) * (up x))`, rounded after each linear, after silu and after the product."""
-        gate = self._linear(x, f"{prefix}.gate_proj.weight")
-        up = self._linear(x, f"{prefix}.up_proj.weight")
-        return self._linear(self.r(self.r(F.silu(gate)) * up), f"{prefix}.down_proj.weight")
+    def _check(self, segments: Sequence[Segment]) -> None:
+        if not segments:
+            raise UsageError("a batch of no sequences computes nothing; pass at least one segment")
+        if len({id(segment.cache) for segment in segments}) != len(segments):
+            raise UsageError("two segments of a batch share a cache; give each sequence its own")
+        layers, top_k = self.config.num_hidden_layers, self.config.num_experts_per_tok
+        for segment in segments:
+            check_ids(segment.ids, self.config.vocab_size)
+            if (forced := segment.routing) is None:
+                continue
+            expected = (len(segment.ids), layers, top_k)
+            if tuple(forced.ids.shape) != expected or tuple(forced.weights.shape) != expected:
+                raise UsageError(
+                    f"forced routing has ids {list(forced.ids.shape)} and weights {list(forced.weights.shape)}, "
+                    f"expected {list(expected)} (tokens, layers, experts per token)"
+                )
+            if forced.ids.min() < 0 or forced.ids.max() >= self.config.num_experts:
+                raise UsageError(f"forced routing names an expert outside [0, {self.config.num_experts}); check its checkpoint")
 
 
-def check_ids(ids: list[int], vocab_size: int) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """Raise `UsageError` unless `ids` is non-empty and every id lies in [0, vocab_size)."""
     if not ids:
         raise UsageError("no ids to compute; a prompt needs at least one id")
@@ -251,5 +273,20 @@ def argmax_lowest_id(logits: torch.Tensor) -> torch.Tensor:
     return is_top.to(torch.int8).argmax(-1)
 
 
-def _exactly(x: torch.Tensor) -> torch.Tensor:
-    return x
+def _spans(segments: Sequence[Segment]) -> list[slice]:
+    """Each segment's rows in the pass."""
+    spans, start = [], 0
+    for segment in segments:
+        spans.append(slice(start, start + len(segment.ids)))
+        start += len(segment.ids)
+    return spans
+
+
+def _kernels(checkpoint: Checkpoint) -> Arithmetic:
+    try:
+        from oracle.kolibri1.kernels.arithmetic import KernelArithmetic
+    except ImportError as error:
+        raise UsageError(
+            f"the default arm needs numba ({error}); install it with `pip install 'kolibri-oracle[reference]'`"
+        ) from None
+    return KernelArithmetic(checkpoint)

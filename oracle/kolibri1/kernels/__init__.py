@@ -1,0 +1,1 @@
+"""The default arm's arithmetic: compiled kernels whose bits depend on their operands alone."""

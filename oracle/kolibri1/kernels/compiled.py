@@ -1,0 +1,38 @@
+"""How the kernels are compiled: without the interpreter's lock, in order, and cached on disk by all of their sources."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+SOURCES = hashlib.sha256(
+    b"".join(path.name.encode() + path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()
+"""Digest of this package's files. numba itself looks only at the file that holds a kernel, not at what it is built from."""
+
+
+class _SourcesCache(FunctionCache):
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(sig, codegen), SOURCES)
+
+
+def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function: strict IEEE arithmetic (no reassociation, no contraction), lock released, cached on disk.
+
+    Where no folder for the cache can be written, it is compiled anew in each process.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(nogil=True, parallel=parallel, fastmath=False)(function)
+        try:
+            dispatcher._cache = _SourcesCache(function)
+        except RuntimeError:  # numba's word for: no folder can be written
+            return dispatcher
+        return dispatcher
+
+    return decorate
