@@ -11,7 +11,17 @@ from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault, KolibriError, UsageError
@@ -119,39 +129,57 @@ def golden_make(
         Path | None,
         typer.Option(help="JSON Lines: name, text or ids, new_tokens. Default: `prompts.jsonl` inside the checkpoint folder."),
     ] = None,
+    arm: Annotated[str, typer.Option(help="The reference's arm that is the truth; the golden names it.")] = "float32",
 ) -> None:
-    """Run the reference over prompts and write a golden with its floors (needs the `reference` extra)."""
+    """Run the reference over prompts and write a golden with its floors (needs the `reference` extra).
+
+    Each prompt's result is kept in a folder beside the golden until that is whole: after a kill, the same command goes on.
+    """
     from oracle.golden.format import write_golden
     from oracle.golden.recipe import read_prompts
+    from oracle.golden.unfinished import unfinished
+    from oracle.kolibri1.arms import arm_named
     from oracle.kolibri1.checkpoint import Checkpoint
 
-    try:
-        from oracle.golden.make import make_golden
-    except ImportError as error:
-        raise UsageError(
-            f"making goldens needs torch ({error}); install it with `pip install 'kolibri-oracle[reference]'`"
-        ) from None
+    with _needs_reference("making goldens"):
+        from oracle.golden.make import make_golden, plan
     check_new_folder(golden)
     folder = checkpoint or mini_checkpoint()
     specs = read_prompts(prompts or folder / "prompts.jsonl")
-    opened = Checkpoint.open(folder)
-    with _progress("golden") as advance:
-        made, packed = make_golden(opened, specs, lambda what, done, of: advance(done, of, what))
-    write_golden(golden, made, packed)
+    job = plan(Checkpoint.open(folder), specs, arm_named(arm))
+    with unfinished(golden, job.digests()) as work, _progress("golden", "tokens") as advance:
+        if work.found:
+            print(f"going on from {work.found} results of an unfinished run", file=sys.stderr)
+        made, packed = make_golden(job, work, lambda what, done, of: advance(done, of, what))
+        write_golden(golden, made, packed)
     print(f"wrote {golden}: {len(made.prompts)} prompts, {made.positions} positions, {made.digest}")
 
 
 @golden_app.command("verify", epilog="Example: kolibri-oracle golden verify --golden new-golden")
 @_interruptible
-def golden_verify(golden: GoldenOption = None, checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
-    """Check a golden against itself, its checkpoint and its tokenizer, by the `golden` gate and its controls."""
+def golden_verify(
+    golden: GoldenOption = None,
+    checkpoint: CheckpointOption = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute every value anew by the golden's arm (needs the `reference` extra).")
+    ] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Check a golden against itself, its checkpoint and its tokenizer, by the `golden` gate and its controls.
+
+    With --recompute also against the reference: equal chains, logits within 2e-6, and equal bits where the environment is
+    the one that made the golden.
+    """
     folder = checkpoint or mini_checkpoint()
     _check_json(json_file, folder, golden)
     options = SessionOptions(checkpoint=folder, golden=golden or folder / "golden", subject="perfect", only="golden")
     with _progress("jobs") as advance:
         recorded = record_session(options, advance)
     report = judge_recorded(recorded, select("golden"), partial=False)
-    _finish(report, json_file)
+    if not recompute:
+        _finish(report, json_file)
+    print_report(_console(), report)
+    _recompute(options.golden, options.checkpoint, report, json_file)
 
 
 @golden_app.command("show", epilog="Example: kolibri-oracle golden show --golden new-golden")
@@ -167,6 +195,31 @@ def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None
     print_golden(_console(), summary)
     if json_file is not None:
         write_file(json_file, canonical_json(summary))
+
+
+def _recompute(golden: Path, checkpoint: Path, report: Report, json_file: Path | None) -> NoReturn:
+    """Compute a golden anew, print what differs, and exit with the worse of both codes."""
+    from oracle.golden.format import load_golden
+    from oracle.kolibri1.checkpoint import Checkpoint
+    from oracle.report.recomputed import print_recomputed
+
+    with _needs_reference("recomputing a golden"):
+        from oracle.golden.recompute import recompute
+    with _progress("recompute", "tokens") as advance:
+        result = recompute(load_golden(golden), Checkpoint.open(checkpoint), lambda done, of: advance(done, of))
+    print_recomputed(_console(), result)
+    if json_file is not None:
+        write_file(json_file, canonical_json(report.to_json() | {"recomputed": result.to_json()}))
+    raise typer.Exit(report.exit_code or (0 if result.passed else 1))
+
+
+@contextlib.contextmanager
+def _needs_reference(what: str) -> Iterator[None]:
+    """Imports of the `reference` extra; the one message where it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{what} needs torch ({error}); install it with `pip install 'kolibri-oracle[reference]'`") from None
 
 
 def _check_json(json_file: Path | None, *read: Path | None) -> None:
@@ -194,7 +247,7 @@ def main() -> None:
     try:
         app()
     except _Interrupted:
-        _fail("interrupted; nothing is half written", 130)
+        _fail("interrupted; nothing is half written (an unfinished golden goes on with the same command)", 130)
     except KolibriError as error:
         _fail(str(error), 2)
     except DeviceFault as fault:
@@ -206,11 +259,34 @@ def _fail(message: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+class _SpeedColumn(ProgressColumn):
+    """How many of something per second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.1f} {self._unit}/s", style="progress.data.speed")
+
+
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[..., None]]:
-    """Yield `advance(done, of, what)`: a bar on standard error where that is a terminal, nothing elsewhere."""
+def _progress(what: str, unit: str | None = None) -> Iterator[Callable[..., None]]:
+    """Yield `advance(done, of, what)`: a bar on standard error where that is a terminal, nothing elsewhere.
+
+    With a unit it shows speed too.
+    """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    speed = () if unit is None else (_SpeedColumn(unit),)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *speed,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 

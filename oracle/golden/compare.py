@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,17 @@ class Comparison:
         return self.sketch_dot.sum(axis=0) / self.sketch_square.sum(axis=0) - 1.0
 
 
-def compare(golden: PromptEvidence, run: PromptRun) -> Comparison:
+class Shown(NamedTuple):
+    """What is compared of one prompt: a `PromptRun` has it, and so has a pass that is not stored. Shapes as there."""
+
+    argmax: npt.NDArray[np.int32]
+    logits_at_golden: npt.NDArray[np.float32]
+    logsumexp: npt.NDArray[np.float64]
+    expert_ids: npt.NDArray[np.int32]
+    sketch: npt.NDArray[np.float32]
+
+
+def compare(golden: PromptEvidence, run: PromptRun | Shown) -> Comparison:
     """Measure one prompt. Shapes must have been checked (gate `alignment`): nothing is broadcast here."""
     stored = golden.top_logits.astype(np.float64)
     shown = run.logits_at_golden.astype(np.float64)

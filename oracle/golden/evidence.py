@@ -73,8 +73,14 @@ def top_logits(logits: npt.NDArray[np.float32], count: int = TOP_N) -> tuple[npt
 
     The lowest-id rule is ours; libraries promise no order among equal values.
     """
-    order = np.argsort(-logits, axis=-1, kind="stable")[:, :count].astype(np.int32)
-    return order, np.take_along_axis(logits, order, axis=-1)
+    count = min(count, logits.shape[1])
+    ids = np.empty((len(logits), count), dtype=np.int32)
+    for row, falling in zip(ids, -logits, strict=True):
+        # Only what could be among them, equals of the last one too: sorting every logit would cost more than the model.
+        last = np.partition(falling, count - 1)[count - 1]
+        candidates = np.flatnonzero(~(falling > last))
+        row[:] = candidates[np.argsort(falling[candidates], kind="stable")[:count]]
+    return ids, np.take_along_axis(logits, ids, axis=-1)
 
 
 def log_sum_exp(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

@@ -2,77 +2,123 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
+from oracle.environment import arithmetic_record
 from oracle.errors import GoldenError, UsageError
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.compare import compare, concatenate
-from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
+from oracle.golden.compare import Comparison, concatenate
+from oracle.golden.evidence import PromptEvidence
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble
+from oracle.golden.passes import Tick, TruthPass, compare_arm, layer_inputs, truth_pass
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure, short_period
-from oracle.golden.sketch import sketch
-from oracle.kolibri1.arms import TRUTH, Arm, floor_arms
+from oracle.golden.unfinished import Unfinished
+from oracle.kolibri1.arms import TRUTH, Arm, arm_named, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.reference import Forward, Reference, argmax_lowest_id, check_ids
+from oracle.kolibri1.reference import Reference, check_ids
 from oracle.kolibri1.tokenizer import open_tokenizer
-from oracle.subjects.harness import PassEvidence, digest_embedding, record
 from oracle.subjects.protocol import NumericClass
 
 CLASSES: tuple[NumericClass, ...] = ("fp32", "bf16")
 """The classes this version measures a floor for."""
 
 Progress = Callable[[str, int, int], None]
-"""Called as (what, done, of)."""
+"""Called as (what, positions done, of)."""
 
 
-def make_golden(
-    checkpoint: Checkpoint, prompts: Sequence[PromptSpec], progress: Progress | None = None
-) -> tuple[Golden, bytes]:
-    """Run the reference over `prompts` and assemble the golden; also returns the bytes of its arrays.
+@dataclass(frozen=True)
+class Job:
+    """All that decides a golden's bytes.
+
+    Attributes:
+        checkpoint: opened.
+        recipe: prompts, truth, floor arms, versions.
+        ids: each prompt's ids, in the recipe's order.
+    """
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    ids: tuple[tuple[int, ...], ...]
+
+    def digests(self) -> dict[str, str]:
+        """What names the job; reads the whole checkpoint once."""
+        return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest()}
+
+
+def plan(checkpoint: Checkpoint, prompts: Sequence[PromptSpec], arm: Arm = TRUTH) -> Job:
+    """Check everything that can be checked before anything costly runs.
 
     Raises:
-        UsageError: no prompts, ids outside the vocabulary, or text without the tokenizers library.
-        GoldenError: a chain too regular to show index faults, or a floor that does not pass its own leave-one-out.
+        UsageError: no prompts, ids outside the vocabulary or the context, or text without the tokenizers library.
+        CheckpointError: text without a readable tokenizer.
     """
     if not prompts:
         raise UsageError("an empty prompt list gives no golden; pass at least one prompt")
-    report = progress or (lambda what, done, of: None)
-    torch.set_num_threads(1)  # fp32 bits change with the number of threads
-    ids = prompt_ids(checkpoint, prompts)
-    reference = Reference(checkpoint, TRUTH)
-    evidence: list[PromptEvidence] = []
-    forwards: list[Forward] = []
-    for index, (spec, chain) in enumerate(zip(prompts, ids, strict=True)):
-        report("truth", index, len(prompts))
-        generated, forward = generate(reference, chain, spec.new_tokens)
-        if period := short_period(generated):
+    recipe = Recipe(
+        prompts=tuple(prompts),
+        truth=arm.name,
+        floor_arms={name: tuple(a.name for a in floor_arms(name, arm)) for name in CLASSES},
+        versions=arithmetic_record(),
+    )
+    return Job(checkpoint, recipe, tuple(prompt_ids(checkpoint, prompts)))
+
+
+def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | None = None) -> tuple[Golden, bytes]:
+    """Run the reference over the prompts and assemble the golden; also returns the bytes of its arrays.
+
+    Args:
+        work: where each prompt's result is kept, and found again after a kill; in memory where None.
+        progress: told of every pass.
+
+    Raises:
+        GoldenError: a chain too regular to show index faults, or a floor that does not pass its own leave-one-out.
+    """
+    work = work or Unfinished()
+    torch.set_num_threads(1)  # the floor's bits change with torch's threads; the default arm's do not, and use all of numba's
+    steps = _Steps(job, progress or (lambda what, done, of: None))
+    reference = Reference(job.checkpoint, arm_named(job.recipe.truth))
+    truths: list[TruthPass] = []
+    for spec, ids in zip(job.recipe.prompts, job.ids, strict=True):
+        with steps.of("truth", len(ids) + spec.new_tokens - 1) as tick:
+            truth = _truth(work, reference, spec, ids, tick)
+        if period := short_period(truth.evidence.generated):
             raise GoldenError(
                 f"prompt {spec.name}: its chain has period {period} and can show no index fault; choose another prompt"
             )
-        evidence.append(to_evidence(spec.name, spec.text, chain, generated, forward))
-        forwards.append(forward)
-    report("truth", len(prompts), len(prompts))
+        truths.append(truth)
+    evidence = tuple(truth.evidence for truth in truths)
     sensitivity = measure({p.name: (p.prompt_ids, p.generated) for p in evidence})
     if sensitivity.hidden:
         raise GoldenError(
             f"the chains would not expose {sensitivity.hidden[0]} ({len(sensitivity.hidden)} such faults); change the prompts"
         )
-    probe = _probe_prompt(checkpoint, evidence)
+    probe = _probe_prompt(job.checkpoint, [len(p.fed) for p in evidence])
+    classes: dict[NumericClass, ClassCalibration] = {
+        name: _measure_class(work, job.checkpoint, name, job.recipe, evidence, steps) for name in CLASSES
+    }
+    with steps.of("probe", len(evidence[probe].fed)) as tick:
+        inputs = layer_inputs(reference, evidence[probe].fed, tick)
     return assemble(
-        recipe=_recipe(prompts),
-        checkpoint_digest=checkpoint.digest(),
-        prompts=tuple(evidence),
-        classes={name: measure_class(checkpoint, name, evidence, report) for name in CLASSES},
+        recipe=job.recipe,
+        checkpoint_digest=job.checkpoint.digest(),
+        prompts=evidence,
+        classes=classes,
         sensitivity=sensitivity,
         probe_prompt=evidence[probe].name,
-        probes=_probes(evidence, forwards, probe),
+        probes=Probes(
+            prompts=np.repeat(np.arange(len(truths), dtype=np.int32), [len(t.probe_positions) for t in truths]),
+            positions=np.concatenate([truth.probe_positions for truth in truths]),
+            hidden=np.concatenate([truth.probe_hidden for truth in truths]),
+            router_logits=np.concatenate([truth.probe_router_logits for truth in truths]),
+            layer_inputs=inputs,
+        ),
     )
 
 
@@ -95,102 +141,74 @@ def prompt_ids(checkpoint: Checkpoint, prompts: Sequence[PromptSpec]) -> list[tu
     return out
 
 
-def generate(reference: Reference, prompt: Sequence[int], new_tokens: int) -> tuple[tuple[int, ...], Forward]:
-    """Greedy decoding: the generated ids, and one `Forward` over all T = P + G - 1 positions."""
-    cache = reference.new_cache()
-    parts = [reference.forward(list(prompt), cache)]
-    generated = [int(argmax_lowest_id(parts[-1].logits[-1]))]
-    while len(generated) < new_tokens:
-        parts.append(reference.forward(generated[-1:], cache))
-        generated.append(int(argmax_lowest_id(parts[-1].logits[-1])))
-    names = Forward.__dataclass_fields__
-    return tuple(generated), Forward(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+class _Steps:
+    """Counts positions over all passes of a job."""
+
+    def __init__(self, job: Job, report: Progress) -> None:
+        lengths = [len(ids) + spec.new_tokens - 1 for spec, ids in zip(job.recipe.prompts, job.ids, strict=True)]
+        arms = sum(len(names) for names in job.recipe.floor_arms.values())
+        self._report = report
+        probe = lengths[_probe_prompt(job.checkpoint, lengths)]
+        self._done, self._of = 0, sum(lengths) * (1 + arms) + probe
+
+    @contextlib.contextmanager
+    def of(self, what: str, positions: int) -> Iterator[Tick]:
+        """A pass over that many positions; what it does not compute (found, or a chain that ended early) is not counted."""
+        before = self._done
+        self._report(what, before, self._of)
+
+        def tick(count: int) -> None:
+            self._done += count
+            self._report(what, self._done, self._of)
+
+        yield tick
+        self._of -= positions - (self._done - before)
+        self._report(what, self._done, self._of)
 
 
-def to_evidence(
-    name: str, text: str | None, prompt: Sequence[int], generated: Sequence[int], forward: Forward
-) -> PromptEvidence:
-    """Reduce a forward pass to what a golden stores of it."""
-    logits = forward.logits.numpy().astype(np.float32, copy=False)
-    ids, values = top_logits(logits)
-    return PromptEvidence(
-        name=name,
-        text=text,
-        prompt_ids=tuple(prompt),
-        generated=tuple(generated),
-        top_ids=ids,
-        top_logits=values,
-        logsumexp=log_sum_exp(logits),
-        expert_ids=forward.expert_ids.numpy().astype(np.int32),
-        expert_weights=forward.expert_weights.numpy().astype(np.float32),
-        router_gap=forward.router_gap.numpy().astype(np.float32),
-        sketch=sketch(forward.residual.numpy()),
-    )
+def _truth(work: Unfinished, reference: Reference, spec: PromptSpec, ids: Sequence[int], tick: Tick) -> TruthPass:
+    """One prompt's chain: computed, or found where a killed run left it."""
+    key = f"truth-{spec.name}"
+    if (kept := work.get(key)) is not None:
+        rows = {name: kept[name] for name in PromptEvidence.ARRAYS}
+        evidence = PromptEvidence(spec.name, spec.text, tuple(ids), tuple(kept["generated"].tolist()), **rows)
+        return TruthPass(evidence, kept["probe_positions"], kept["probe_hidden"], kept["probe_router_logits"])
+    truth = truth_pass(reference, spec.name, spec.text, ids, spec.new_tokens, tick=tick)
+    arrays = {name: getattr(truth.evidence, name) for name in PromptEvidence.ARRAYS}
+    probes = {name: getattr(truth, name) for name in ("probe_positions", "probe_hidden", "probe_router_logits")}
+    work.put(key, {**arrays, **probes, "generated": np.array(truth.evidence.generated, dtype=np.int64)})
+    return truth
 
 
-def measure_class(
-    checkpoint: Checkpoint, numeric_class: NumericClass, evidence: Sequence[PromptEvidence], report: Progress
+def _measure_class(
+    work: Unfinished,
+    checkpoint: Checkpoint,
+    numeric_class: NumericClass,
+    recipe: Recipe,
+    evidence: Sequence[PromptEvidence],
+    steps: _Steps,
 ) -> ClassCalibration:
     """Run every floor arm of the class over the golden's own chains and calibrate.
 
     Raises:
         GoldenError: an arm does not pass what the other arms allow.
     """
-    arms = floor_arms(numeric_class)
-    comparisons = {}
-    for index, arm in enumerate(arms):
-        report(f"floor {numeric_class}", index, len(arms))
-        comparisons[arm.name] = concatenate(
-            compare(p, run) for p, run in zip(evidence, run_arm(checkpoint, arm, evidence), strict=True)
-        )
-    report(f"floor {numeric_class}", len(arms), len(arms))
+    comparisons: dict[str, Comparison] = {}
+    for name in recipe.floor_arms[numeric_class]:
+        reference = Reference(checkpoint, arm_named(name))
+        parts: list[Comparison] = []
+        for prompt in evidence:
+            with steps.of(f"floor {numeric_class}", len(prompt.fed)) as tick:
+                key = f"floor-{name}-{prompt.name}"
+                if (kept := work.get(key)) is None:
+                    kept = asdict(compare_arm(reference, prompt, tick))
+                    work.put(key, kept)
+                parts.append(Comparison(**kept))
+        comparisons[name] = concatenate(parts)
     return calibrate(numeric_class, comparisons)
 
 
-def run_arm(checkpoint: Checkpoint, arm: Arm, evidence: Sequence[PromptEvidence]):
-    """Yield a `PromptRun` per prompt: the arm's teacher-forced pass; it has no free run of its own."""
-    reference = Reference(checkpoint, arm)
-    embedding = checkpoint.raw("model.embed_tokens.weight").reshape(checkpoint.config.vocab_size, -1)
-    for prompt in evidence:
-        forward = reference.forward(list(prompt.fed), reference.new_cache())
-        shown = PassEvidence(
-            consumed=np.array(prompt.fed, dtype=np.int32),
-            positions=np.arange(len(prompt.fed), dtype=np.int32),
-            embedding_digest=np.stack([digest_embedding(embedding[i]) for i in prompt.fed]),
-            logits=forward.logits.numpy().astype(np.float32),
-            expert_ids=forward.expert_ids.numpy().astype(np.int32),
-            expert_weights=forward.expert_weights.numpy().astype(np.float32),
-            sketch=sketch(forward.residual.numpy()),
-        )
-        yield record(prompt, shown)
-
-
-def _recipe(prompts: Sequence[PromptSpec]) -> Recipe:
-    versions = {name: version(name) for name in ("kolibri-oracle", "torch", "numpy")}
-    return Recipe(
-        prompts=tuple(prompts),
-        truth=TRUTH.name,
-        floor_arms={name: tuple(arm.name for arm in floor_arms(name)) for name in CLASSES},
-        versions={**versions, "python": platform.python_version()},
-    )
-
-
-def _probe_prompt(checkpoint: Checkpoint, evidence: Sequence[PromptEvidence]) -> int:
-    """Index of the shortest prompt that outgrows the window, or of the longest one."""
-    lengths = [len(p.fed) for p in evidence]
+def _probe_prompt(checkpoint: Checkpoint, lengths: Sequence[int]) -> int:
+    """Index of the shortest prompt that outgrows the window, or of the longest one; by positions fed."""
     beyond = [i for i, n in enumerate(lengths) if n > checkpoint.config.sliding_window]
     return min(beyond, key=lambda i: lengths[i]) if beyond else int(np.argmax(lengths))
-
-
-def _probes(evidence: Sequence[PromptEvidence], forwards: Sequence[Forward], probe_prompt: int) -> Probes:
-    """Per prompt, the position that predicts the first generated id and the last position."""
-    where = [(i, p) for i, e in enumerate(evidence) for p in sorted({len(e.prompt_ids) - 1, len(e.fed) - 1})]
-    hidden = np.stack([forwards[i].residual[p].numpy() for i, p in where]).astype(np.float32)
-    router = np.stack([forwards[i].router_logits[p].numpy() for i, p in where]).astype(np.float32)
-    return Probes(
-        prompts=np.array([i for i, _ in where], dtype=np.int32),
-        positions=np.array([p for _, p in where], dtype=np.int32),
-        hidden=hidden,
-        router_logits=router,
-        layer_inputs=forwards[probe_prompt].layer_inputs.numpy().astype(np.float32),
-    )

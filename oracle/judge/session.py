@@ -8,10 +8,10 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
+from oracle.environment import environment_record
 from oracle.errors import GoldenError, RunError
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.controls import device_controls
-from oracle.judge.environment import environment_record
 from oracle.judge.gates import select
 from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.verdict import Report, judge_session, require_class

@@ -65,7 +65,7 @@ class Arithmetic(Protocol):
         ...
 
     def experts(self, x: torch.Tensor, ids: torch.Tensor, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """`down(silu(gate x) * (up x))` of every selected expert [T, k, H], in the order of ids [T, k], and of the shared one."""
+        """`down(silu(gate x) * (up x))` of each selected expert, [T, k, H] in the order of ids [T, k]; and of the shared."""
         ...
 
     def combine(self, outputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,6 @@ def arm_named(name: str) -> Arm:
         raise UsageError(f"the reference has no arm {name!r}; it has {', '.join(ARMS)}") from None
 
 
-def floor_arms(numeric_class: NumericClass) -> tuple[Arm, ...]:
+def floor_arms(numeric_class: NumericClass, truth: Arm = TRUTH) -> tuple[Arm, ...]:
     """The arms of a class that are measured against the truth, in a fixed order."""
-    return tuple(arm for arm in ARMS.values() if arm.numeric_class == numeric_class and arm is not TRUTH)
+    return tuple(arm for arm in ARMS.values() if arm.numeric_class == numeric_class and arm is not truth)

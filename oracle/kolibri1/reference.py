@@ -3,7 +3,7 @@
 Shapes: T tokens, H hidden, A query heads, K key/value heads, D head_dim, E experts, k experts per token, L layers.
 Source of every formula: the public facts on Kolibri-1 (transformers 5.24 `models/kolibri1`, cross-checked in fp32).
 
-`self.m` is the arm's arithmetic (`Arithmetic`): it owns every rounding and every order of summation; the model's rules are here.
+`self.m` is the arm's arithmetic (`Arithmetic`): it owns every rounding and order of summation; the model's rules are here.
 """
 
 from __future__ import annotations

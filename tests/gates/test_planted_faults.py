@@ -17,7 +17,7 @@ import pytest
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.golden.format import Golden, load_golden
-from oracle.judge.environment import environment_record
+from oracle.environment import environment_record
 from oracle.judge.gate import Case
 from oracle.judge.gates import GATES
 from oracle.judge.slot_audit import SlotAuditor

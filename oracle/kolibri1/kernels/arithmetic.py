@@ -198,5 +198,5 @@ def _check_widths(config: Kolibri1Config) -> None:
     for name, width in widths.items():
         if width % GROUP:
             raise UsageError(
-                f"{name} is {width}, and the compiled kernels take multiples of {GROUP}; use an arm in plain torch (float32-blas)"
+                f"{name} is {width}, and the compiled kernels take multiples of {GROUP}; use the arm float32-blas (plain torch)"
             )

@@ -28,7 +28,7 @@ def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(nogil=True, parallel=parallel, fastmath=False)(function)
+        dispatcher: Any = njit(nogil=True, parallel=parallel, fastmath=False)(function)
         try:
             dispatcher._cache = _SourcesCache(function)
         except RuntimeError:  # numba's word for: no folder can be written

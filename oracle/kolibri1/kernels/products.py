@@ -51,7 +51,7 @@ def _single(job, first, last):
 
 @kernel()
 def multiply_panel(w, w_stride, rows, groups, x, x_stride, tokens, out, out_stride):
-    """`rows` packed float32 rows at address `w` times `tokens` packed inputs at `x`: row r of token t to out + t * stride + 4 r."""
+    """`rows` packed float32 rows at `w` times `tokens` packed inputs at `x`: row r of token t to out + t * out_stride + 4 r."""
     token = 0
     while token < tokens:
         step = 3 if tokens - token >= 3 else 1

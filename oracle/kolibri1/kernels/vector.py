@@ -37,7 +37,10 @@ _VECTOR = ir.VectorType(_F32, LANES)
 _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 _ITEM_BYTES: dict[Kind, int] = {"fp8": 1, "bf16": 2, "f32": 4}
 
-_Carried = list[ir.Value]
+# llvmlite's own annotations say None where it returns values.
+_Builder = Any
+_Value = Any
+_Carried = list[_Value]
 
 
 def dot_tile(kind: Kind, rows: int, tokens: int) -> Any:
@@ -49,13 +52,13 @@ def dot_tile(kind: Kind, rows: int, tokens: int) -> Any:
     as float32. Its bits are those of the 1 x 1 tile.
     """
 
-    def emit(builder: ir.IRBuilder, args: Sequence[ir.Value]) -> None:
+    def emit(builder: _Builder, args: Sequence[_Value]) -> None:
         w, w_stride, scales, blocks, groups, x, x_stride, out, out_stride = args
         w_rows = [_at(builder, w, r, w_stride) for r in range(rows)]
         x_rows = [_at(builder, x, t, x_stride) for t in range(tokens)]
 
-        def step(first: ir.Value, scale: ir.Value | None) -> Callable[[ir.Value, _Carried], _Carried]:
-            def body(index: ir.Value, sums: _Carried) -> _Carried:
+        def step(first: _Value, scale: _Value | None) -> Callable[[_Value, _Carried], _Carried]:
+            def body(index: _Value, sums: _Carried) -> _Carried:
                 group = builder.add(first, index)
                 weights = [_weights(builder, kind, row, group, scale) for row in w_rows]
                 inputs = [_weights(builder, "f32", row, group, None) for row in x_rows]
@@ -69,7 +72,7 @@ def dot_tile(kind: Kind, rows: int, tokens: int) -> Any:
         sums: _Carried = [_ZERO] * (2 * rows * tokens)
         if kind == "fp8":
 
-            def block(index: ir.Value, sums: _Carried) -> _Carried:
+            def block(index: _Value, sums: _Carried) -> _Carried:
                 return _counted(builder, groups, sums, step(builder.mul(index, groups), _scale(builder, scales, index)))
 
             sums = _counted(builder, blocks, sums, block)
@@ -85,13 +88,13 @@ def dot_tile(kind: Kind, rows: int, tokens: int) -> Any:
 def unpack_row(kind: Kind) -> Any:
     """An intrinsic that writes one row of weights as packed float32: `(w, scales, blocks, groups, out)`, as for `dot_tile`."""
 
-    def emit(builder: ir.IRBuilder, args: Sequence[ir.Value]) -> None:
+    def emit(builder: _Builder, args: Sequence[_Value]) -> None:
         w, scales, blocks, groups, out = args
 
-        def block(index: ir.Value, carried: _Carried) -> _Carried:
+        def block(index: _Value, carried: _Carried) -> _Carried:
             scale = _scale(builder, scales, index) if kind == "fp8" else None
 
-            def body(inner: ir.Value, carried: _Carried) -> _Carried:
+            def body(inner: _Value, carried: _Carried) -> _Carried:
                 group = builder.add(builder.mul(index, groups), inner)
                 even, odd = _weights(builder, kind, w, group, scale)
                 to = builder.add(out, builder.mul(group, ir.Constant(_I64, 4 * GROUP)))
@@ -113,11 +116,11 @@ def mix_tile(heads: int, chunks: int) -> Any:
     from zero, takes j in rising order by fused multiply-adds, and is added to `out` once.
     """
 
-    def emit(builder: ir.IRBuilder, args: Sequence[ir.Value]) -> None:
+    def emit(builder: _Builder, args: Sequence[_Value]) -> None:
         p, p_stride, v, v_stride, n, out, out_stride = args
         p_rows = [_at(builder, p, h, p_stride) for h in range(heads)]
 
-        def body(index: ir.Value, sums: _Carried) -> _Carried:
+        def body(index: _Value, sums: _Carried) -> _Carried:
             row = builder.add(v, builder.mul(index, v_stride))
             values = [_load(builder, _at(builder, row, c, 4 * LANES), _VECTOR, 4) for c in range(chunks)]
             weights = [
@@ -135,10 +138,10 @@ def mix_tile(heads: int, chunks: int) -> Any:
     return _intrinsic(emit, 7)
 
 
-def _intrinsic(emit: Callable[[ir.IRBuilder, Sequence[ir.Value]], None], arity: int) -> Any:
+def _intrinsic(emit: Callable[[_Builder, Sequence[_Value]], None], arity: int) -> Any:
     """A numba intrinsic of `arity` int64 arguments and no result, whose code `emit` writes."""
 
-    def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, args: Sequence[ir.Value]) -> ir.Value:
+    def codegen(context: Any, builder: _Builder, _signature: Any, args: Sequence[_Value]) -> _Value:
         emit(builder, args)
         return context.get_dummy_value()
 
@@ -166,9 +169,7 @@ def _intrinsic(emit: Callable[[ir.IRBuilder, Sequence[ir.Value]], None], arity: 
     return nine
 
 
-def _weights(
-    builder: ir.IRBuilder, kind: Kind, row: ir.Value, group: ir.Value, scale: ir.Value | None
-) -> tuple[ir.Value, ir.Value]:
+def _weights(builder: _Builder, kind: Kind, row: _Value, group: _Value, scale: _Value | None) -> tuple[_Value, _Value]:
     """Group number `group` of a row as two float vectors: its 16 even-numbered values and its 16 odd-numbered ones."""
     address = builder.add(row, builder.mul(group, ir.Constant(_I64, GROUP * _ITEM_BYTES[kind])))
     if kind == "f32":
@@ -187,18 +188,18 @@ def _weights(
     return both[0], both[1]
 
 
-def _scale(builder: ir.IRBuilder, scales: ir.Value, block: ir.Value) -> ir.Value:
+def _scale(builder: _Builder, scales: _Value, block: _Value) -> _Value:
     """256 * the block's scale in every lane; exact, since 256 is a power of two."""
     scale = _load(builder, builder.add(scales, builder.mul(block, ir.Constant(_I64, 4))), _F32, 1)
     return _splat(builder, builder.fmul(scale, ir.Constant(_F32, 256.0)))
 
 
-def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _fma(builder: _Builder, a: _Value, b: _Value, c: _Value) -> _Value:
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
     return builder.call(builder.module.declare_intrinsic("llvm.fma.v16f32", fnty=kind), [a, b, c])
 
 
-def _lane_sum(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+def _lane_sum(builder: _Builder, vector: _Value) -> _Value:
     """The 16 lanes added in halves: 8, 4, 2, 1."""
     width = LANES
     while width > 1:
@@ -210,9 +211,7 @@ def _lane_sum(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return builder.extract_element(vector, ir.Constant(_I32, 0))
 
 
-def _counted(
-    builder: ir.IRBuilder, count: ir.Value, carried: _Carried, body: Callable[[ir.Value, _Carried], _Carried]
-) -> _Carried:
+def _counted(builder: _Builder, count: _Value, carried: _Carried, body: Callable[[_Value, _Carried], _Carried]) -> _Carried:
     """`for i in range(count): carried = body(i, carried)`, and what is carried out."""
     before = builder.block
     head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
@@ -238,13 +237,13 @@ def _constant(kind: ir.IntType, value: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(kind, LANES), [value] * LANES)
 
 
-def _splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def _splat(builder: _Builder, value: _Value) -> _Value:
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(_I32, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
 
 
-def _at(builder: ir.IRBuilder, base: ir.Value, index: int, stride: ir.Value | int) -> ir.Value:
+def _at(builder: _Builder, base: _Value, index: int, stride: _Value | int) -> _Value:
     """The address `base + index * stride`."""
     if index == 0:
         return base
@@ -252,9 +251,9 @@ def _at(builder: ir.IRBuilder, base: ir.Value, index: int, stride: ir.Value | in
     return builder.add(base, step)
 
 
-def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int) -> ir.Value:
+def _load(builder: _Builder, address: _Value, kind: ir.Type, align: int) -> _Value:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
 
 
-def _store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
+def _store(builder: _Builder, value: _Value, address: _Value) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
