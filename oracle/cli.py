@@ -117,10 +117,24 @@ def golden_make(
     checkpoint: CheckpointOption = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines: name, text or ids, new_tokens. Default: `prompts.jsonl` inside the checkpoint folder."),
+        typer.Option(help="JSON Lines file of prompts (see above). Default: `prompts.jsonl` inside the checkpoint folder."),
     ] = None,
+    stop_at_eos: Annotated[
+        bool,
+        typer.Option("--stop-at-eos", help="End each chain with the first of the checkpoint's eos ids. Default: go on."),
+    ] = False,
 ) -> None:
-    """Run the reference over prompts and write a golden with its floors (needs the `reference` extra)."""
+    """Run the reference over prompts and write a golden with its floors (needs the `reference` extra).
+
+    Each line of the prompts file is one object with `name`, `new_tokens` and exactly one of
+
+    - `text`: tokenized by the checkpoint's tokenizer, no BOS and nothing else added;
+
+    - `messages`: a list of `role` and `content`, rendered by the checkpoint's chat template, with an optional
+    `reasoning_effort` (none, minimal, low, medium, high, xhigh, max);
+
+    - `ids`: fed as they are.
+    """
     from oracle.golden.format import write_golden
     from oracle.golden.recipe import read_prompts
     from oracle.kolibri1.checkpoint import Checkpoint
@@ -136,7 +150,7 @@ def golden_make(
     specs = read_prompts(prompts or folder / "prompts.jsonl")
     opened = Checkpoint.open(folder)
     with _progress("golden") as advance:
-        made, packed = make_golden(opened, specs, lambda what, done, of: advance(done, of, what))
+        made, packed = make_golden(opened, specs, lambda what, done, of: advance(done, of, what), stop_at_eos=stop_at_eos)
     write_golden(golden, made, packed)
     print(f"wrote {golden}: {len(made.prompts)} prompts, {made.positions} positions, {made.digest}")
 

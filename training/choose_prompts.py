@@ -23,7 +23,8 @@ from tokenizers import Tokenizer
 
 from oracle.golden.compare import compare
 from oracle.golden.evidence import PromptEvidence
-from oracle.golden.make import generate, prompt_ids, run_arm, to_evidence
+from oracle.golden.make import generate, run_arm, to_evidence
+from oracle.golden.prompts import prepare_prompts
 from oracle.golden.recipe import PromptSpec
 from oracle.golden.sensitivity import short_period
 from oracle.kolibri1.arms import floor_arms
@@ -94,7 +95,7 @@ def continued(checkpoint: Checkpoint, texts: list[str], new_tokens: int) -> list
     out = []
     for index, text in enumerate(texts):
         name = f"candidate-{index}"
-        ids = prompt_ids(checkpoint, [PromptSpec(name=name, text=text, new_tokens=new_tokens)])[0]
+        ids = prepare_prompts(checkpoint, [PromptSpec(name=name, text=text, new_tokens=new_tokens)])[0].ids
         generated, forward = generate(reference, ids, new_tokens)
         if short_period(generated) is None:
             out.append(to_evidence(name, text, ids, generated, forward))

@@ -15,13 +15,13 @@ from oracle.golden.compare import compare, concatenate
 from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble
+from oracle.golden.prompts import prepare_prompts, stop_ids
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure, short_period
 from oracle.golden.sketch import sketch
 from oracle.kolibri1.arms import TRUTH, Arm, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.reference import Forward, Reference, argmax_lowest_id, check_ids
-from oracle.kolibri1.tokenizer import open_tokenizer
+from oracle.kolibri1.reference import Forward, Reference, argmax_lowest_id
 from oracle.subjects.harness import PassEvidence, digest_embedding, record
 from oracle.subjects.protocol import NumericClass
 
@@ -33,30 +33,36 @@ Progress = Callable[[str, int, int], None]
 
 
 def make_golden(
-    checkpoint: Checkpoint, prompts: Sequence[PromptSpec], progress: Progress | None = None
+    checkpoint: Checkpoint, prompts: Sequence[PromptSpec], progress: Progress | None = None, *, stop_at_eos: bool = False
 ) -> tuple[Golden, bytes]:
     """Run the reference over `prompts` and assemble the golden; also returns the bytes of its arrays.
 
+    Args:
+        stop_at_eos: end each chain with the first of the checkpoint's eos ids in it; otherwise they are ids like any other.
+
     Raises:
-        UsageError: no prompts, ids outside the vocabulary, or text without the tokenizers library.
+        UsageError: no prompts, ids outside the vocabulary, messages that the chat template refuses, texts or chats without
+            transformers, or eos ids asked for where the checkpoint names none.
+        CheckpointError: the tokenizer or the chat template is missing or damaged.
         GoldenError: a chain too regular to show index faults, or a floor that does not pass its own leave-one-out.
     """
     if not prompts:
         raise UsageError("an empty prompt list gives no golden; pass at least one prompt")
     report = progress or (lambda what, done, of: None)
     torch.set_num_threads(1)  # fp32 bits change with the number of threads
-    ids = prompt_ids(checkpoint, prompts)
+    stop = stop_ids(checkpoint, stop_at_eos)
+    prepared = prepare_prompts(checkpoint, prompts)
     reference = Reference(checkpoint, TRUTH)
     evidence: list[PromptEvidence] = []
     forwards: list[Forward] = []
-    for index, (spec, chain) in enumerate(zip(prompts, ids, strict=True)):
+    for index, (spec, prompt) in enumerate(zip(prompts, prepared, strict=True)):
         report("truth", index, len(prompts))
-        generated, forward = generate(reference, chain, spec.new_tokens)
+        generated, forward = generate(reference, prompt.ids, spec.new_tokens, stop)
         if period := short_period(generated):
             raise GoldenError(
                 f"prompt {spec.name}: its chain has period {period} and can show no index fault; choose another prompt"
             )
-        evidence.append(to_evidence(spec.name, spec.text, chain, generated, forward))
+        evidence.append(to_evidence(spec.name, prompt.text, prompt.ids, generated, forward))
         forwards.append(forward)
     report("truth", len(prompts), len(prompts))
     sensitivity = measure({p.name: (p.prompt_ids, p.generated) for p in evidence})
@@ -66,7 +72,7 @@ def make_golden(
         )
     probe = _probe_prompt(checkpoint, evidence)
     return assemble(
-        recipe=_recipe(prompts),
+        recipe=_recipe(prompts, stop),
         checkpoint_digest=checkpoint.digest(),
         prompts=tuple(evidence),
         classes={name: measure_class(checkpoint, name, evidence, report) for name in CLASSES},
@@ -76,31 +82,18 @@ def make_golden(
     )
 
 
-def prompt_ids(checkpoint: Checkpoint, prompts: Sequence[PromptSpec]) -> list[tuple[int, ...]]:
-    """Each prompt's ids, from its text by the checkpoint's tokenizer or as given; checked against vocabulary and context."""
-    encode = open_tokenizer(checkpoint.folder) if any(p.text is not None for p in prompts) else None
-    out: list[tuple[int, ...]] = []
-    for prompt in prompts:
-        ids = encode(prompt.text) if encode is not None and prompt.text is not None else tuple(prompt.ids or ())
-        try:
-            check_ids(list(ids), checkpoint.config.vocab_size)
-        except UsageError as error:
-            raise UsageError(f"prompt {prompt.name}: {error}") from None
-        if len(ids) + prompt.new_tokens > checkpoint.config.max_position_embeddings:
-            raise UsageError(
-                f"prompt {prompt.name}: {len(ids)} ids and {prompt.new_tokens} new ones exceed the context of "
-                f"{checkpoint.config.max_position_embeddings}; ask for fewer"
-            )
-        out.append(ids)
-    return out
+def generate(
+    reference: Reference, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()
+) -> tuple[tuple[int, ...], Forward]:
+    """Greedy decoding: the generated ids, and one `Forward` over all T = P + G - 1 positions.
 
-
-def generate(reference: Reference, prompt: Sequence[int], new_tokens: int) -> tuple[tuple[int, ...], Forward]:
-    """Greedy decoding: the generated ids, and one `Forward` over all T = P + G - 1 positions."""
+    Args:
+        new_tokens: ids to generate; fewer where the chain ends with the first id of `stop` in it.
+    """
     cache = reference.new_cache()
     parts = [reference.forward(list(prompt), cache)]
     generated = [int(argmax_lowest_id(parts[-1].logits[-1]))]
-    while len(generated) < new_tokens:
+    while len(generated) < new_tokens and generated[-1] not in stop:
         parts.append(reference.forward(generated[-1:], cache))
         generated.append(int(argmax_lowest_id(parts[-1].logits[-1])))
     names = Forward.__dataclass_fields__
@@ -165,11 +158,13 @@ def run_arm(checkpoint: Checkpoint, arm: Arm, evidence: Sequence[PromptEvidence]
         yield record(prompt, shown)
 
 
-def _recipe(prompts: Sequence[PromptSpec]) -> Recipe:
+def _recipe(prompts: Sequence[PromptSpec], stop: tuple[int, ...]) -> Recipe:
     versions = {name: version(name) for name in ("kolibri-oracle", "torch", "numpy")}
     return Recipe(
         prompts=tuple(prompts),
         truth=TRUTH.name,
+        stop_at_eos=bool(stop),
+        eos_ids=stop,
         floor_arms={name: tuple(arm.name for arm in floor_arms(name)) for name in CLASSES},
         versions={**versions, "python": platform.python_version()},
     )
