@@ -127,11 +127,24 @@ def golden_make(
     checkpoint: CheckpointOption = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines: name, text or ids, new_tokens. Default: `prompts.jsonl` inside the checkpoint folder."),
+        typer.Option(help="JSON Lines file of prompts (see above). Default: `prompts.jsonl` inside the checkpoint folder."),
     ] = None,
     arm: Annotated[str, typer.Option(help="The reference's arm that is the truth; the golden names it.")] = "float32",
+    stop_at_eos: Annotated[
+        bool,
+        typer.Option("--stop-at-eos", help="End each chain with the first of the checkpoint's eos ids. Default: go on."),
+    ] = False,
 ) -> None:
     """Run the reference over prompts and write a golden with its floors (needs the `reference` extra).
+
+    Each line of the prompts file is one object with `name`, `new_tokens` and exactly one of
+
+    - `text`: tokenized by the checkpoint's tokenizer, no BOS and nothing else added;
+
+    - `messages`: a list of `role` and `content`, rendered by the checkpoint's chat template, with an optional
+    `reasoning_effort` (none, minimal, low, medium, high, xhigh, max);
+
+    - `ids`: fed as they are.
 
     Each prompt's result is kept in a folder beside the golden until that is whole: after a kill, the same command goes on.
     """
@@ -146,7 +159,7 @@ def golden_make(
     check_new_folder(golden)
     folder = checkpoint or mini_checkpoint()
     specs = read_prompts(prompts or folder / "prompts.jsonl")
-    job = plan(Checkpoint.open(folder), specs, arm_named(arm))
+    job = plan(Checkpoint.open(folder), specs, arm_named(arm), stop_at_eos=stop_at_eos)
     with unfinished(golden, job.digests()) as work, _progress("golden", "tokens") as advance:
         if work.found:
             print(f"going on from {work.found} results of an unfinished run", file=sys.stderr)

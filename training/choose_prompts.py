@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from oracle.golden.compare import compare
 from oracle.golden.evidence import PromptEvidence
-from oracle.golden.make import generate, prompt_ids, run_arm, to_evidence
+from oracle.golden.passes import compare_arm, truth_pass
+from oracle.golden.prompts import prepare_prompts
 from oracle.golden.recipe import PromptSpec
 from oracle.golden.sensitivity import short_period
 from oracle.kolibri1.arms import floor_arms
@@ -94,10 +94,10 @@ def continued(checkpoint: Checkpoint, texts: list[str], new_tokens: int) -> list
     out = []
     for index, text in enumerate(texts):
         name = f"candidate-{index}"
-        ids = prompt_ids(checkpoint, [PromptSpec(name=name, text=text, new_tokens=new_tokens)])[0]
-        generated, forward = generate(reference, ids, new_tokens)
-        if short_period(generated) is None:
-            out.append(to_evidence(name, text, ids, generated, forward))
+        ids = prepare_prompts(checkpoint, [PromptSpec(name=name, text=text, new_tokens=new_tokens)])[0].ids
+        evidence = truth_pass(reference, name, text, ids, new_tokens).evidence
+        if short_period(evidence.generated) is None:
+            out.append(evidence)
         if index % 25 == 0:
             print(f"{index} of {len(texts)} candidates", file=sys.stderr, flush=True)
     return out
@@ -108,8 +108,8 @@ def measure(checkpoint: Checkpoint, evidence: list[PromptEvidence]) -> list[Cand
     largest = np.zeros(len(evidence))
     for arm in floor_arms("bf16"):
         print(f"arm {arm.name}", file=sys.stderr, flush=True)
-        regrets = [compare(e, run).regret.max() for e, run in zip(evidence, run_arm(checkpoint, arm, evidence), strict=True)]
-        largest = np.maximum(largest, regrets)
+        reference = Reference(checkpoint, arm)
+        largest = np.maximum(largest, [compare_arm(reference, e).regret.max() for e in evidence])
     return [
         Candidate(str(e.text), len(e.prompt_ids), int(np.count_nonzero(e.margin < NEAR)), float(regret))
         for e, regret in zip(evidence, largest, strict=True)

@@ -30,6 +30,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import Kolibri1Config, Kolibri1ForCausalLM
 
+from goldens import mini_checkpoint
+from oracle.kolibri1.tokenizer import CHAT_TEMPLATE
+
 SEED = 20261130
 DOCUMENTS, EVAL_DOCUMENTS = 60_000, 600
 STEPS, WARMUP, BATCH, LENGTH = 1000, 60, 12, 192
@@ -273,6 +276,8 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], tokenizer: 
             "model_max_length": CONFIG["max_position_embeddings"],
         },
     )
+    # Written by hand, and kept where it ships.
+    (folder / CHAT_TEMPLATE).write_bytes((mini_checkpoint() / CHAT_TEMPLATE).read_bytes())
 
 
 def write_json(path: Path, value: dict) -> None:

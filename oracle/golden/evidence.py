@@ -21,7 +21,7 @@ class PromptEvidence:
 
     Attributes:
         name: unique within the golden.
-        text: what the ids were made from, or None where the prompt was given as ids.
+        text: what the ids were made from, a chat as it was rendered; None where the prompt was given as ids.
         top_ids, top_logits: int32 and float32 [T, n], by falling logit, equal logits by rising id; n is 64, or V if smaller.
         logsumexp: float64 [T], over all V logits.
         expert_ids, expert_weights: int32 and float32 [T, L, k], by falling selection score.

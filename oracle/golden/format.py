@@ -6,7 +6,7 @@ golden says about a checkpoint or a tokenizer is the `golden` gate's matter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.evidence import PromptEvidence
-from oracle.golden.recipe import Recipe
+from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
 from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
 from oracle.subjects.protocol import NumericClass
@@ -31,7 +31,11 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PromptRecord(BaseModel):
-    """One prompt's text, ids and chain; its arrays are rows of `golden.safetensors`."""
+    """One prompt's text, ids and chain; its arrays are rows of `golden.safetensors`.
+
+    Attributes:
+        text: what the ids were made from: the recipe's text, or what its messages were rendered to; None where it gives ids.
+    """
 
     model_config = _STRICT
 
@@ -63,12 +67,8 @@ class GoldenDocument(Sealed):
         if [p.name for p in self.prompts] != [p.name for p in self.recipe.prompts]:
             raise ValueError("the prompts are not the recipe's")
         for prompt, spec in zip(self.prompts, self.recipe.prompts, strict=True):
-            if prompt.text != spec.text or (spec.ids is not None and prompt.prompt_ids != spec.ids):
-                raise ValueError(f"prompt {prompt.name} does not have the recipe's text or ids")
-            if len(prompt.generated) != spec.new_tokens:
-                raise ValueError(
-                    f"prompt {prompt.name} has {len(prompt.generated)} generated ids, the recipe asks {spec.new_tokens}"
-                )
+            _check_prompt(prompt, spec)
+            _check_length(prompt, spec.new_tokens, self.recipe.eos_ids)
         total = sum(len(p.prompt_ids) + len(p.generated) - 1 for p in self.prompts)
         for name, calibration in self.classes.items():
             if calibration.positions != total:
@@ -76,6 +76,24 @@ class GoldenDocument(Sealed):
         if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
             raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
         return self
+
+
+def _check_prompt(prompt: PromptRecord, spec: PromptSpec) -> None:
+    if spec.messages is not None:
+        if not prompt.text:
+            raise ValueError(f"prompt {prompt.name} does not have the text that its messages were rendered to")
+    elif prompt.text != spec.text or (spec.ids is not None and prompt.prompt_ids != spec.ids):
+        raise ValueError(f"prompt {prompt.name} does not have the recipe's text or ids")
+
+
+def _check_length(prompt: PromptRecord, new_tokens: int, eos_ids: Sequence[int]) -> None:
+    """The chain has the length asked for, or ends at the first of `eos_ids` in it, which are empty where chains go on."""
+    chain = prompt.generated
+    if early := [index for index, token in enumerate(chain[:-1]) if token in eos_ids]:
+        raise ValueError(f"prompt {prompt.name} goes on after the eos id at generated[{early[0]}], where the recipe stops")
+    stopped = chain[-1] in eos_ids and len(chain) < new_tokens
+    if len(chain) != new_tokens and not stopped:
+        raise ValueError(f"prompt {prompt.name} has {len(chain)} generated ids, the recipe asks {new_tokens}")
 
 
 @dataclass(frozen=True)

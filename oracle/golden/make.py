@@ -17,13 +17,13 @@ from oracle.golden.evidence import PromptEvidence
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble
 from oracle.golden.passes import Tick, TruthPass, compare_arm, layer_inputs, truth_pass
+from oracle.golden.prompts import PreparedPrompt, prepare_prompts, stop_ids
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure, short_period
 from oracle.golden.unfinished import Unfinished
 from oracle.kolibri1.arms import TRUTH, Arm, arm_named, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.reference import Reference, check_ids
-from oracle.kolibri1.tokenizer import open_tokenizer
+from oracle.kolibri1.reference import Reference
 from oracle.subjects.protocol import NumericClass
 
 CLASSES: tuple[NumericClass, ...] = ("fp32", "bf16")
@@ -40,34 +40,41 @@ class Job:
     Attributes:
         checkpoint: opened.
         recipe: prompts, truth, floor arms, versions.
-        ids: each prompt's ids, in the recipe's order.
+        prompts: each prompt's text and ids, in the recipe's order.
     """
 
     checkpoint: Checkpoint
     recipe: Recipe
-    ids: tuple[tuple[int, ...], ...]
+    prompts: tuple[PreparedPrompt, ...]
 
     def digests(self) -> dict[str, str]:
         """What names the job; reads the whole checkpoint once."""
         return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest()}
 
 
-def plan(checkpoint: Checkpoint, prompts: Sequence[PromptSpec], arm: Arm = TRUTH) -> Job:
+def plan(checkpoint: Checkpoint, prompts: Sequence[PromptSpec], arm: Arm = TRUTH, *, stop_at_eos: bool = False) -> Job:
     """Check everything that can be checked before anything costly runs.
 
+    Args:
+        arm: the truth.
+        stop_at_eos: end each chain with the first of the checkpoint's eos ids in it; otherwise they are ids like any other.
+
     Raises:
-        UsageError: no prompts, ids outside the vocabulary or the context, or text without the tokenizers library.
-        CheckpointError: text without a readable tokenizer.
+        UsageError: no prompts, ids outside the vocabulary or the context, messages that the chat template refuses, texts or
+            chats without transformers, or eos ids asked for where the checkpoint names none.
+        CheckpointError: the tokenizer or the chat template is missing or damaged.
     """
     if not prompts:
         raise UsageError("an empty prompt list gives no golden; pass at least one prompt")
     recipe = Recipe(
         prompts=tuple(prompts),
         truth=arm.name,
+        stop_at_eos=stop_at_eos,
+        eos_ids=stop_ids(checkpoint, stop_at_eos),
         floor_arms={name: tuple(a.name for a in floor_arms(name, arm)) for name in CLASSES},
         versions=arithmetic_record(),
     )
-    return Job(checkpoint, recipe, tuple(prompt_ids(checkpoint, prompts)))
+    return Job(checkpoint, recipe, tuple(prepare_prompts(checkpoint, prompts)))
 
 
 def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | None = None) -> tuple[Golden, bytes]:
@@ -85,9 +92,9 @@ def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | N
     steps = _Steps(job, progress or (lambda what, done, of: None))
     reference = Reference(job.checkpoint, arm_named(job.recipe.truth))
     truths: list[TruthPass] = []
-    for spec, ids in zip(job.recipe.prompts, job.ids, strict=True):
-        with steps.of("truth", len(ids) + spec.new_tokens - 1) as tick:
-            truth = _truth(work, reference, spec, ids, tick)
+    for spec, prompt in zip(job.recipe.prompts, job.prompts, strict=True):
+        with steps.of("truth", len(prompt.ids) + spec.new_tokens - 1) as tick:
+            truth = _truth(work, reference, spec, prompt, frozenset(job.recipe.eos_ids), tick)
         if period := short_period(truth.evidence.generated):
             raise GoldenError(
                 f"prompt {spec.name}: its chain has period {period} and can show no index fault; choose another prompt"
@@ -122,30 +129,11 @@ def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | N
     )
 
 
-def prompt_ids(checkpoint: Checkpoint, prompts: Sequence[PromptSpec]) -> list[tuple[int, ...]]:
-    """Each prompt's ids, from its text by the checkpoint's tokenizer or as given; checked against vocabulary and context."""
-    encode = open_tokenizer(checkpoint.folder) if any(p.text is not None for p in prompts) else None
-    out: list[tuple[int, ...]] = []
-    for prompt in prompts:
-        ids = encode(prompt.text) if encode is not None and prompt.text is not None else tuple(prompt.ids or ())
-        try:
-            check_ids(list(ids), checkpoint.config.vocab_size)
-        except UsageError as error:
-            raise UsageError(f"prompt {prompt.name}: {error}") from None
-        if len(ids) + prompt.new_tokens > checkpoint.config.max_position_embeddings:
-            raise UsageError(
-                f"prompt {prompt.name}: {len(ids)} ids and {prompt.new_tokens} new ones exceed the context of "
-                f"{checkpoint.config.max_position_embeddings}; ask for fewer"
-            )
-        out.append(ids)
-    return out
-
-
 class _Steps:
     """Counts positions over all passes of a job."""
 
     def __init__(self, job: Job, report: Progress) -> None:
-        lengths = [len(ids) + spec.new_tokens - 1 for spec, ids in zip(job.recipe.prompts, job.ids, strict=True)]
+        lengths = [len(p.ids) + spec.new_tokens - 1 for spec, p in zip(job.recipe.prompts, job.prompts, strict=True)]
         arms = sum(len(names) for names in job.recipe.floor_arms.values())
         self._report = report
         probe = lengths[_probe_prompt(job.checkpoint, lengths)]
@@ -166,14 +154,16 @@ class _Steps:
         self._report(what, self._done, self._of)
 
 
-def _truth(work: Unfinished, reference: Reference, spec: PromptSpec, ids: Sequence[int], tick: Tick) -> TruthPass:
+def _truth(
+    work: Unfinished, reference: Reference, spec: PromptSpec, prompt: PreparedPrompt, stop: frozenset[int], tick: Tick
+) -> TruthPass:
     """One prompt's chain: computed, or found where a killed run left it."""
     key = f"truth-{spec.name}"
     if (kept := work.get(key)) is not None:
         rows = {name: kept[name] for name in PromptEvidence.ARRAYS}
-        evidence = PromptEvidence(spec.name, spec.text, tuple(ids), tuple(kept["generated"].tolist()), **rows)
+        evidence = PromptEvidence(spec.name, prompt.text, prompt.ids, tuple(kept["generated"].tolist()), **rows)
         return TruthPass(evidence, kept["probe_positions"], kept["probe_hidden"], kept["probe_router_logits"])
-    truth = truth_pass(reference, spec.name, spec.text, ids, spec.new_tokens, tick=tick)
+    truth = truth_pass(reference, spec.name, prompt.text, prompt.ids, spec.new_tokens, stop, tick)
     arrays = {name: getattr(truth.evidence, name) for name in PromptEvidence.ARRAYS}
     probes = {name: getattr(truth, name) for name in ("probe_positions", "probe_hidden", "probe_router_logits")}
     work.put(key, {**arrays, **probes, "generated": np.array(truth.evidence.generated, dtype=np.int64)})

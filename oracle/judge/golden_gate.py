@@ -1,8 +1,8 @@
 """Gate `golden`: is the golden itself fit to judge by?
 
 Compared: its digests again, the checkpoint's digest, every generated id with the lowest-id argmax of its stored logits,
-the order of the stored logits, text with ids where the tokenizers library is installed, chains for short periods, and
-the simulated index faults its chains must expose.
+the order of the stored logits, text with ids where the tokenizers library is installed, chat messages with the stored text
+where transformers is, chains for short periods, and the simulated index faults its chains must expose.
 Exact. It cannot see a reference that is wrong in itself: goldens are only as right as `oracle/kolibri1`.
 """
 
@@ -16,19 +16,23 @@ import numpy as np
 from oracle.errors import KolibriError
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import GoldenDocument
+from oracle.golden.recipe import PromptSpec
 from oracle.golden.sensitivity import measure, short_period
 from oracle.judge.gate import Case, Finding, Judgement
-from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available
+from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, transformers_available
 
 
 class GoldenGate:
     name = "golden"
     definition = {
-        "version": 1,
-        "metric": "digests, stored argmax, order of logits, ids of text, regularity",
+        "version": 2,
+        "metric": "digests, stored argmax, order of logits, ids of text, text of messages, regularity",
         "statistic": "equality",
     }
-    blind_to = "a reference that computes Kolibri-1 wrongly; text and ids where the tokenizers library is missing"
+    blind_to = (
+        "a reference that computes Kolibri-1 wrongly; text and ids where the tokenizers library is missing; messages and text "
+        "where transformers is"
+    )
     needs_alignment = False
 
     def judge(self, case: Case) -> Judgement:
@@ -54,17 +58,23 @@ class GoldenGate:
                 Finding("the chains would not expose an index fault", sensitivity.hidden[0], count=hidden, of=faults)
             )
         read, texts = _text_findings(case)
+        rendered, chats = _chat_findings(case)
         return Judgement(
-            compared + texts,
-            (*findings, *read),
+            compared + texts + chats,
+            (*findings, *read, *rendered),
             {
                 "texts_tokenized": texts,
                 "tokenizer": "present" if tokenizer_available() else "not installed: texts not compared",
+                "chats_rendered": chats,
+                "chat_template": _chat_template(case),
             },
         )
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """The first prompt recorded off by one, out of order, too regular; the document edited, or another checkpoint's."""
+        """The first prompt recorded off by one, out of order, too regular; the document edited, or another checkpoint's.
+
+        Where they are compared: texts with another first id, and chats with another first message under digests that hold.
+        """
         golden = case.golden
         first = golden.prompts[0]
         document = golden.document
@@ -77,7 +87,7 @@ class GoldenGate:
 
         constant = np.repeat(first.top_ids[-1:], len(first.fed), axis=0)
         swapped = [0, 2, 1, *range(3, first.top_ids.shape[1])]
-        return {
+        planted = {
             "a chain one late": with_first(generated=(*first.generated[1:], first.generated[0])),
             "stored logits out of order": with_first(top_logits=first.top_logits[:, swapped]),
             "a constant chain": with_first(generated=(int(constant[0, 0]),) * len(first.generated), top_ids=constant),
@@ -85,6 +95,15 @@ class GoldenGate:
             "another checkpoint's": with_document(document.model_copy(update={"checkpoint_digest": "sha256:0"}).sealed()),
             "another golden's run": case.with_run(golden_digest="sha256:0"),
         }
+        if tokenizer_available() and any(p.text is not None for p in golden.prompts):
+            vocabulary = case.checkpoint.config.vocab_size
+            others = tuple(_with_another_id(p, vocabulary) for p in golden.prompts)
+            planted["ids that their texts do not give"] = replace(case, golden=replace(golden, prompts=others))
+        if transformers_available() and _chats(case):
+            recipe = document.recipe.model_copy(update={"prompts": tuple(map(_with_other_messages, document.recipe.prompts))})
+            edited = document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()
+            planted["messages that do not give their texts"] = with_document(edited).with_run(golden_digest=edited.digest)
+        return planted
 
 
 def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
@@ -131,3 +150,46 @@ def _text_findings(case: Case) -> tuple[list[Finding], int]:
     wrong = [p.name for p in texts if p.text is not None and encode(p.text) != p.prompt_ids]
     findings = [Finding("a prompt's text no longer gives its ids", wrong[0], count=len(wrong), of=len(texts))] if wrong else []
     return findings, len(texts)
+
+
+def _chats(case: Case) -> list[tuple[PromptEvidence, PromptSpec]]:
+    """The chat prompts, each with what the recipe says of it."""
+    pairs = zip(case.golden.prompts, case.golden.document.recipe.prompts, strict=True)
+    return [(prompt, spec) for prompt, spec in pairs if spec.messages is not None]
+
+
+def _chat_template(case: Case) -> str:
+    """Whether chats are rendered again, or why not."""
+    if not _chats(case):
+        return "not needed: no chat prompts"
+    return "present" if transformers_available() else "transformers is not installed: chats not rendered"
+
+
+def _chat_findings(case: Case) -> tuple[list[Finding], int]:
+    chats = _chats(case)
+    if not chats or not transformers_available():
+        return [], 0
+    from oracle.kolibri1.transformers_tokenizer import TransformersTokenizer
+
+    try:
+        tokenizer = TransformersTokenizer(case.checkpoint.folder)
+        wrong = [p.name for p, spec in chats if tokenizer.render(spec.turns, spec.reasoning_effort) != p.text]
+    except KolibriError as error:
+        return [Finding(f"the chat prompts cannot be rendered: {error}", verdict="incomplete")], 0
+    headline = "a chat prompt's messages no longer give its text"
+    return [Finding(headline, wrong[0], count=len(wrong), of=len(chats))] if wrong else [], len(chats)
+
+
+def _with_another_id(prompt: PromptEvidence, vocabulary: int) -> PromptEvidence:
+    """A prompt made of a text, with another first id; any other prompt as it is."""
+    if prompt.text is None:
+        return prompt
+    return replace(prompt, prompt_ids=((prompt.prompt_ids[0] + 1) % vocabulary, *prompt.prompt_ids[1:]))
+
+
+def _with_other_messages(spec: PromptSpec) -> PromptSpec:
+    """A chat prompt whose first message has one letter more; any other prompt as it is."""
+    if spec.messages is None:
+        return spec
+    first = spec.messages[0].model_copy(update={"content": f"{spec.messages[0].content}x"})
+    return spec.model_copy(update={"messages": (first, *spec.messages[1:])})

@@ -16,7 +16,7 @@ from oracle.judge.gates import select
 from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available
+from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import check_request, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
@@ -129,10 +129,12 @@ def open_session(options: SessionOptions) -> Opened:
 
 
 def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) -> None:
-    """What of the golden only the checkpoint can tell: ids, shapes, and its texts' tokenizer."""
+    """What of the golden only the checkpoint can tell: ids, shapes, its texts' tokenizer, its chats' template."""
     config = checkpoint.config
     if tokenizer_available() and any(prompt.text is not None for prompt in golden.prompts):
         open_tokenizer(checkpoint.folder)  # a missing file is an error, never a text that was not compared
+    if transformers_available() and any(prompt.messages is not None for prompt in golden.document.recipe.prompts):
+        require_chat_template(checkpoint.folder)
     for prompt in golden.prompts:
         ids = max(int(prompt.top_ids.max()), *prompt.prompt_ids, *prompt.generated)
         if ids >= config.vocab_size or min(prompt.prompt_ids + prompt.generated) < 0:

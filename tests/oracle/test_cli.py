@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from oracle import cli
+from oracle.golden.recipe import ReasoningEffort
 from oracle.judge.gates import GATE_NAMES
 from oracle.kolibri1.synthetic import write_synthetic
 from oracle.serialization import canonical_json
@@ -149,6 +150,20 @@ def test_the_help_of_every_command_shows_an_example(call: Call, command: tuple[s
     code, out, _ = call(*command, "--help")
     assert code == 0
     assert f"Example: kolibri-oracle {' '.join(command)} " in " ".join(out.split())
+
+
+def test_the_help_of_making_names_every_kind_of_prompt(call: Call) -> None:
+    _, out, _ = call("golden", "make", "--help")
+    for word in (
+        "`text`",
+        "`messages`",
+        "`reasoning_effort`",
+        "`ids`",
+        "`new_tokens`",
+        "--stop-at-eos",
+        *get_args(ReasoningEffort),
+    ):
+        assert word in out, word
 
 
 def test_every_command_is_among_those_whose_help_is_checked(call: Call) -> None:

@@ -212,6 +212,80 @@ def test_a_resealed_lie_is_refused(golden_copy: Path, reseal: Reseal, lie: str) 
     refusal(golden_copy)
 
 
+def as_chat(document: dict[str, Any]) -> None:
+    """The first prompt as if it had been rendered from messages."""
+    chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "low", "ids": None}
+    document["recipe"]["prompts"][0].update(chat)
+    document["prompts"][0].update(text="<|im_start|>user x")
+
+
+def stopping(*eos: int) -> Edit:
+    """The recipe as if its chains ended at these ids."""
+    return lambda document: document["recipe"].update(stop_at_eos=True, eos_ids=sorted(eos))
+
+
+def test_a_chats_rendered_text_and_its_messages_read_back(golden_copy: Path, reseal: Reseal) -> None:
+    reseal(golden_copy, as_chat)
+    golden = load_golden(golden_copy)
+    assert golden.prompts[0].text == "<|im_start|>user x"
+    assert golden.document.recipe.prompts[0].turns == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_chat_without_its_rendered_text_is_refused(golden_copy: Path, reseal: Reseal, text: str | None) -> None:
+    reseal(golden_copy, as_chat)
+    reseal(golden_copy, lambda document: document["prompts"][0].update(text=text))
+    assert "prompt first does not have the text that its messages were rendered to" in refusal(golden_copy)
+
+
+def test_a_text_that_is_not_the_recipes_is_refused(golden_copy: Path, reseal: Reseal) -> None:
+    def with_text(document: dict[str, Any]) -> None:
+        document["recipe"]["prompts"][0].update(text="x", ids=None)
+        document["prompts"][0].update(text="x")
+
+    reseal(golden_copy, with_text)
+    assert load_golden(golden_copy).prompts[0].text == "x"
+    reseal(golden_copy, lambda document: document["prompts"][0].update(text="y"))
+    assert "prompt first does not have the recipe's text or ids" in refusal(golden_copy)
+
+
+def test_a_chain_that_stops_at_its_first_eos_id_may_be_shorter(
+    golden_copy: Path, reseal: Reseal, tiny_golden: tuple[Golden, bytes]
+) -> None:
+    """And one without an eos id before its end has the length asked for."""
+    first, second = (p.generated for p in tiny_golden[0].prompts)
+    [eos] = {first[-1]} - {*first[:-1], *second}
+    reseal(golden_copy, stopping(eos))
+    reseal(golden_copy, lambda document: document["recipe"]["prompts"][0].update(new_tokens=99))
+    golden = load_golden(golden_copy)
+    assert (golden.document.recipe.eos_ids, len(golden.prompts[0].generated)) == ((eos,), 14)
+
+
+def test_a_chain_shorter_than_asked_that_ends_with_no_eos_id_is_refused(golden_copy: Path, reseal: Reseal) -> None:
+    absent = 95
+    reseal(golden_copy, stopping(absent))
+    assert load_golden(golden_copy).document.recipe.stop_at_eos
+    reseal(golden_copy, lambda document: document["recipe"]["prompts"][0].update(new_tokens=99))
+    assert "prompt first has 14 generated ids, the recipe asks 99" in refusal(golden_copy)
+
+
+def test_a_chain_longer_than_asked_is_refused_though_it_ends_with_an_eos_id(
+    golden_copy: Path, reseal: Reseal, tiny_golden: tuple[Golden, bytes]
+) -> None:
+    reseal(golden_copy, stopping(tiny_golden[0].prompts[0].generated[-1]))
+    reseal(golden_copy, lambda document: document["recipe"]["prompts"][0].update(new_tokens=13))
+    assert "prompt first has 14 generated ids, the recipe asks 13" in refusal(golden_copy)
+
+
+def test_a_chain_that_goes_on_after_an_eos_id_is_refused_only_where_the_recipe_stops(
+    golden_copy: Path, reseal: Reseal, tiny_golden: tuple[Golden, bytes]
+) -> None:
+    inside = tiny_golden[0].prompts[0].generated[3]
+    assert load_golden(golden_copy).document.recipe.eos_ids == ()
+    reseal(golden_copy, stopping(inside))
+    assert "prompt first goes on after the eos id at generated[3], where the recipe stops" in refusal(golden_copy)
+
+
 def drop_column(name: str) -> Callable[[dict[str, np.ndarray]], Any]:
     return lambda arrays: arrays.update({name: arrays[name][:, :-1]})
 

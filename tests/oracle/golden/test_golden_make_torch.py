@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,17 +17,19 @@ import numpy as np
 import pytest
 import torch
 
+from goldens import mini_checkpoint
 from oracle import cli
 from oracle.errors import CheckpointError, GoldenError, UsageError
 from oracle.golden import make
 from oracle.golden.compare import compare
 from oracle.golden.format import Golden, load_golden, write_golden
-from oracle.golden.recipe import PromptSpec
+from oracle.golden.recipe import Message, PromptSpec
 from oracle.golden.sketch import sketch
 from oracle.kolibri1.arms import ARMS, Arm, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.kolibri1.synthetic import write_synthetic
+from oracle.kolibri1.tokenizer import open_tokenizer
 
 RNG = np.random.default_rng(0)
 PROMPTS = tuple(
@@ -154,8 +158,7 @@ def test_an_id_outside_the_vocabulary_is_refused_with_its_prompt(checkpoint: Che
 
 def test_a_prompt_that_outgrows_the_context_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="prompt p0: 7 ids and 506 new ones exceed the context of 512; ask for fewer"):
-        make.prompt_ids(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 506})])
-    assert make.prompt_ids(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 505})]) == [PROMPTS[0].ids]
+        make.make_golden(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 506})])
 
 
 def test_text_without_a_tokenizer_is_refused(checkpoint: Checkpoint) -> None:
@@ -163,12 +166,50 @@ def test_text_without_a_tokenizer_is_refused(checkpoint: Checkpoint) -> None:
         make.make_golden(checkpoint, [PromptSpec(name="text", text="Hallo", new_tokens=4)])
 
 
+def test_a_chain_ends_with_the_first_id_it_is_to_stop_at_and_is_the_same_until_there(made: Made) -> None:
+    prompt, reference = made.golden.prompts[0], Reference(made.checkpoint)
+    stop = prompt.generated[6]
+    end = prompt.generated.index(stop) + 1
+    generated, forward = make.generate(reference, prompt.prompt_ids, 20, (stop, 95))
+    assert generated == prompt.generated[:end]
+    assert len(forward.logits) == len(prompt.prompt_ids) + end - 1
+    assert make.generate(reference, prompt.prompt_ids, end - 1, (stop,))[0] == prompt.generated[: end - 1]
+    first = prompt.generated[0]
+    assert make.generate(reference, prompt.prompt_ids, 20, (first,))[0] == (first,)
+
+
+QUESTION = (Message(role="user", content="Was ist die Hauptstadt von Spanien?"),)
+OPENED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+CHAT = PromptSpec(name="chat", messages=QUESTION, reasoning_effort="none", new_tokens=16)
+TEXT = PromptSpec(name="text", text="Sums: 5 + 0 = 5, 7 +", new_tokens=16)
+
+
+@pytest.mark.parametrize("stop_at_eos", [False, True])
+def test_a_chat_is_stored_as_it_was_rendered_and_stops_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at_eos: bool
+) -> None:
+    """The mini ends its answer with the end of a turn (id 509) and goes on with another text."""
+    monkeypatch.setattr(make, "CLASSES", ())  # two prompts give no floor
+    mini = Checkpoint.open(mini_checkpoint())
+    write_golden(tmp_path / "golden", *make.make_golden(mini, [CHAT, TEXT], stop_at_eos=stop_at_eos))
+    golden = load_golden(tmp_path / "golden")
+    chat, text = golden.prompts
+    assert str(chat.text).endswith("<|im_start|>user\nWas ist die Hauptstadt von Spanien?<|im_end|>\n" + OPENED)
+    assert chat.prompt_ids == open_tokenizer(mini_checkpoint())(str(chat.text))
+    assert (text.text, text.prompt_ids) == (TEXT.text, open_tokenizer(mini_checkpoint())(str(TEXT.text)))
+    recipe = golden.document.recipe
+    assert recipe.prompts == (CHAT, TEXT)
+    assert (recipe.stop_at_eos, recipe.eos_ids) == ((True, (504, 509)) if stop_at_eos else (False, ()))
+    assert len(chat.generated) == 10 if stop_at_eos else 16
+    assert chat.generated.index(509) == 9
+
+
 def answering(patch: pytest.MonkeyPatch, chain: Callable[[int], Sequence[int]]) -> None:
     """Let the truth generate `chain(prompt number)` in place of its own ids."""
     honest, calls = make.generate, iter(range(100))
 
-    def generate(reference: Reference, prompt: Sequence[int], new_tokens: int) -> Any:
-        return tuple(chain(next(calls))), honest(reference, prompt, new_tokens)[1]
+    def generate(reference: Reference, prompt: Sequence[int], new_tokens: int, stop: Sequence[int]) -> Any:
+        return tuple(chain(next(calls))), honest(reference, prompt, new_tokens, stop)[1]
 
     patch.setattr(make, "generate", generate)
 
@@ -223,6 +264,7 @@ def workplace(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_prompts(tmp_path / "good.jsonl")
     write_prompts(tmp_path / "outside.jsonl", [PromptSpec(name="bad", ids=(96,), new_tokens=4)])
     write_prompts(tmp_path / "text.jsonl", [PromptSpec(name="text", text="Hallo", new_tokens=4)])
+    write_prompts(tmp_path / "chat.jsonl", [CHAT])
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "broken.jsonl").write_text("{\n")
     (tmp_path / "existing").mkdir()
@@ -239,6 +281,7 @@ BAD_MAKES = {
     "a broken line": ({"--prompts": "broken.jsonl"}, "broken.jsonl, line 1 is not JSON"),
     "an id outside": ({"--prompts": "outside.jsonl"}, "prompt bad: id 96 is outside the vocabulary of 96"),
     "text without tokenizer": ({"--prompts": "text.jsonl"}, "tokenizer.json cannot be read"),
+    "chat without tokenizer": ({"--prompts": "chat.jsonl"}, "tokenizer.json cannot be read"),
     "no checkpoint": ({"--checkpoint": "existing"}, "existing is no checkpoint"),
 }
 
@@ -281,10 +324,25 @@ def test_a_golden_made_by_the_command_is_the_librarys(
     assert load_golden(workplace / "made").document == made.golden.document
 
 
+def test_the_command_passes_on_that_chains_stop(
+    workplace: Path, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    silent = shutil.copytree(folder, workplace / "silent")
+    (silent / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(silent), "--stop-at-eos"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert "silent names no eos id in config.json or generation_config.json; leave out --stop" in capfd.readouterr().err
+    assert not (workplace / "made").exists()
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
 import oracle.golden.make as make
+from goldens import mini_checkpoint
 from oracle import cli
 def announce():
     print("announced", flush=True)

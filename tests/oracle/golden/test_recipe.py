@@ -46,8 +46,24 @@ def test_prompts_are_read_in_order_and_blank_lines_skipped(tmp_path: Path) -> No
         ("{", "is not JSON"),
         ("[" * 200_000, "line 3"),
         ('"text"', "prompt: Input should be"),
-        ('{"name": "b", "new_tokens": 3}', "give either text or ids"),
-        ('{"name": "b", "text": "x", "ids": [1], "new_tokens": 3}', "give either text or ids"),
+        ('{"name": "b", "new_tokens": 3}', "give exactly one of text, messages and ids"),
+        ('{"name": "b", "text": "x", "ids": [1], "new_tokens": 3}', "give exactly one of text, messages and ids"),
+        ('{"name": "b", "messages": [{"role": "user", "content": "x"}], "text": "x", "new_tokens": 3}', "give exactly one of"),
+        ('{"name": "b", "messages": [{"role": "user", "content": "x"}], "ids": [1], "new_tokens": 3}', "give exactly one of"),
+        ('{"name": "b", "messages": [], "new_tokens": 3}', "an empty prompt has no position to judge"),
+        ('{"name": "b", "messages": "x", "new_tokens": 3}', "messages"),
+        ('{"name": "b", "messages": [{"role": "robot", "content": "x"}], "new_tokens": 3}', "messages.0.role"),
+        ('{"name": "b", "messages": [{"role": "user", "content": ""}], "new_tokens": 3}', "messages.0.content"),
+        ('{"name": "b", "messages": [{"role": "user", "content": ["x"]}], "new_tokens": 3}', "messages.0.content"),
+        ('{"name": "b", "messages": [{"role": "user"}], "new_tokens": 3}', "messages.0.content"),
+        ('{"name": "b", "messages": [{"role": "user", "content": "x", "name": "y"}], "new_tokens": 3}', "messages.0.name"),
+        ('{"name": "b", "messages": [{"role": "user", "content": "\\ud800"}], "new_tokens": 3}', "messages.0.content"),
+        (
+            '{"name": "b", "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "huge", "new_tokens": 3}',
+            "reasoning_effort: Input should be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+        ),
+        ('{"name": "b", "text": "x", "reasoning_effort": "low", "new_tokens": 3}', "give it with messages only"),
+        ('{"name": "b", "ids": [1], "reasoning_effort": "low", "new_tokens": 3}', "give it with messages only"),
         ('{"name": "b", "text": "", "new_tokens": 3}', "an empty prompt has no position to judge"),
         ('{"name": "b", "ids": [], "new_tokens": 3}', "an empty prompt has no position to judge"),
         ('{"name": "b", "ids": [1], "new_tokens": 0}', "new_tokens"),
@@ -91,6 +107,25 @@ def test_any_text_survives_a_prompt_file(tmp_path_factory: pytest.TempPathFactor
     assert read_prompts(path)[0].text == text
 
 
+def chat(effort: str | None = None, *turns: tuple[str, str]) -> PromptSpec:
+    messages = [{"role": role, "content": content} for role, content in turns or (("user", "x"),)]
+    return PromptSpec.model_validate({"name": "a", "messages": messages, "reasoning_effort": effort, "new_tokens": 3})
+
+
+@pytest.mark.parametrize("effort", [None, "none", "minimal", "low", "medium", "high", "xhigh", "max"])
+def test_a_chat_keeps_its_turns_and_its_effort(tmp_path: Path, effort: str | None) -> None:
+    turns = (("system", "s"), ("user", "u\n"), ("assistant", "a"), ("tool", "Grüße"), ("user", "v"))
+    written = chat(effort, *turns)
+    [read] = read_prompts(write(tmp_path, written.model_dump_json()))
+    assert read == written
+    assert read.turns == [{"role": role, "content": content} for role, content in turns]
+    assert read.reasoning_effort == effort
+
+
+def test_only_a_chat_has_turns() -> None:
+    assert PromptSpec(name="a", text="x", new_tokens=3).turns == []
+
+
 def recipe(**values: Any) -> Recipe:
     base: dict[str, Any] = {
         "prompts": (PromptSpec(name="a", ids=(1, 2), new_tokens=3),),
@@ -112,6 +147,14 @@ def test_a_recipes_digest_names_everything_in_it() -> None:
         recipe(versions={"numpy": "1"}).digest(),
         recipe(sketch_seed=1).digest(),
         recipe(top_n=8).digest(),
+        recipe(prompts=(PromptSpec(name="a", text="x", new_tokens=3),)).digest(),
+        recipe(prompts=(chat(),)).digest(),
+        recipe(prompts=(chat("low"),)).digest(),
+        recipe(prompts=(chat("high"),)).digest(),
+        recipe(prompts=(chat(None, ("system", "x")),)).digest(),
+        recipe(prompts=(chat(None, ("user", "y")),)).digest(),
+        recipe(stop_at_eos=True, eos_ids=(1,)).digest(),
+        recipe(stop_at_eos=True, eos_ids=(1, 2)).digest(),
     ]
     assert len(set(digests)) == len(digests)
     assert recipe().digest() == recipe(versions={"numpy": "2"}).digest()
@@ -124,6 +167,10 @@ def test_a_recipes_digest_names_everything_in_it() -> None:
         {"prompts": (PromptSpec(name="a", ids=(1,), new_tokens=1),) * 2},
         {"tie_rule": "any"},
         {"stop_at_eos": True},
+        {"stop_at_eos": True, "eos_ids": (2, 1)},
+        {"stop_at_eos": True, "eos_ids": (1, 1)},
+        {"stop_at_eos": True, "eos_ids": (-1, 2)},
+        {"eos_ids": (1,)},
         {"floor_arms": {"int4": ("x",)}},
         {"note": "x"},
     ],
@@ -132,3 +179,21 @@ def test_a_recipe_that_means_something_else_is_refused(values: dict[str, Any]) -
     assert recipe().tie_rule == "lowest-id"
     with pytest.raises(ValidationError):
         recipe(**values)
+
+
+def test_a_recipe_that_uses_nothing_new_is_written_and_named_as_before() -> None:
+    """Goldens made before chats and eos ids were known stay readable: no empty field of those enters their digest."""
+    assert recipe().model_dump(mode="json") == {
+        "prompts": [{"name": "a", "text": None, "ids": [1, 2], "new_tokens": 3}],
+        "truth": "float32",
+        "tie_rule": "lowest-id",
+        "top_n": 64,
+        "sketch_rows": 32,
+        "sketch_seed": recipe().sketch_seed,
+        "stop_at_eos": False,
+        "floor_arms": {"bf16": ["x", "y"]},
+        "versions": {"numpy": "2"},
+    }
+    assert Recipe.model_validate(recipe().model_dump(mode="json")) == recipe()
+    newer = recipe(prompts=(chat("low"),), stop_at_eos=True, eos_ids=(1,))
+    assert Recipe.model_validate(newer.model_dump(mode="json")) == newer

@@ -12,6 +12,7 @@ from goldens import mini_checkpoint
 from oracle.golden.calibration import BAND_MULTIPLE, Bands
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
+from oracle.golden.recipe import Message, ReasoningEffort
 from oracle.judge.gate import Case, Judgement
 from oracle.judge.jobs import PromptJob, run_job
 from oracle.subjects.protocol import NumericClass, SubjectRequest
@@ -49,6 +50,24 @@ def with_evidence(case: Case, prompt: PromptEvidence, **changes: Any) -> Case:
     """The case with fields of one prompt of its golden replaced; its digests stay."""
     prompts = tuple(replace(p, **changes) if p.name == prompt.name else p for p in case.golden.prompts)
     return replace(case, golden=replace(case.golden, prompts=prompts))
+
+
+def with_chat(case: Case, messages: tuple[Message, ...], effort: ReasoningEffort | None, text: str, ids: list[int]) -> Case:
+    """The first prompt as if it were a chat: other messages, text and ids before the same chain, all digests renewed."""
+    golden, first = case.golden, case.golden.prompts[0]
+    assert len(ids) >= len(first.prompt_ids)
+    longer = {
+        name: np.concatenate([np.repeat(rows[:1], len(ids) - len(first.prompt_ids), axis=0), rows])
+        for name in PromptEvidence.ARRAYS
+        for rows in [getattr(first, name)]
+    }
+    chat = replace(first, text=text, prompt_ids=tuple(ids), **longer)
+    specs = golden.document.recipe.prompts
+    spec = specs[0].model_copy(update={"text": None, "ids": None, "messages": messages, "reasoning_effort": effort})
+    recipe = golden.document.recipe.model_copy(update={"prompts": (spec, *specs[1:])})
+    document = golden.document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()
+    changed_golden = replace(golden, document=document, prompts=(chat, *golden.prompts[1:]))
+    return replace(case, golden=changed_golden).with_run(golden_digest=document.digest)
 
 
 def with_bands(case: Case, regret: float = 0.0, router_gap: float = 0.0, router_regret: float = 0.0) -> Case:

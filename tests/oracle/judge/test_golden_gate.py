@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judge_cases import changed, headlines, with_evidence, with_run
+from judge_cases import changed, headlines, with_chat, with_evidence, with_run
 
 import oracle.judge.golden_gate as golden_gate
 from oracle.errors import CheckpointError
 from oracle.golden.evidence import PromptEvidence
+from oracle.golden.recipe import Message
 from oracle.judge.gate import Case
 from oracle.judge.golden_gate import GoldenGate
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -172,4 +173,40 @@ def test_a_tokenizer_that_cannot_be_read_is_incomplete_and_not_green(case: Case,
 def test_a_missing_tokenizers_library_is_said_aloud(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden_gate, "tokenizer_available", lambda: False)
     measured = GATE.judge(case).measured
-    assert measured == {"texts_tokenized": 0, "tokenizer": "not installed: texts not compared"}
+    assert measured == {
+        "texts_tokenized": 0,
+        "tokenizer": "not installed: texts not compared",
+        "chats_rendered": 0,
+        "chat_template": "not needed: no chat prompts",
+    }
+
+
+QUESTION = (Message(role="user", content="Who?"),)
+
+
+@pytest.fixture
+def chat(case: Case, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A golden whose first prompt is a chat, where nothing can tell its ids from its text."""
+    monkeypatch.setattr(golden_gate, "tokenizer_available", lambda: False)
+    return with_chat(case, QUESTION, "low", "user: Who?", list(range(20)))
+
+
+def test_missing_transformers_leaves_chats_out_and_is_said_aloud(chat: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden_gate, "transformers_available", lambda: False)
+    judgement = GATE.judge(chat)
+    assert judgement.verdict == "pass"
+    assert judgement.measured["chats_rendered"] == 0
+    assert judgement.measured["chat_template"] == "transformers is not installed: chats not rendered"
+    assert "messages that do not give their texts" not in GATE.plants(chat)
+
+
+def test_a_fault_is_planted_in_texts_and_in_chats_only_where_they_are_compared(
+    case: Case, chat: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, chats = "ids that their texts do not give", "messages that do not give their texts"
+    for tokenizer in (False, True):
+        for transformers in (False, True):
+            monkeypatch.setattr(golden_gate, "tokenizer_available", lambda tokenizer=tokenizer: tokenizer)
+            monkeypatch.setattr(golden_gate, "transformers_available", lambda transformers=transformers: transformers)
+            assert (texts in GATE.plants(chat), chats in GATE.plants(chat)) == (tokenizer, transformers)
+            assert (texts in GATE.plants(case), chats in GATE.plants(case)) == (tokenizer, False)
