@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from oracle.kolibri1.checkpoint import INDEX_FILE
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import TensorSpec, inventory
+from oracle.kolibri1.scan import INDEX_FILE
 
 TINY: dict[str, Any] = {
     "architectures": ["Kolibri1ForCausalLM"],

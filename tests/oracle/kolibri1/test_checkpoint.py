@@ -17,9 +17,10 @@ from safetensors import deserialize
 from safetensors.numpy import save_file
 
 from oracle.errors import CheckpointError
-from oracle.kolibri1.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import inventory
+from oracle.kolibri1.scan import INDEX_FILE, SINGLE_FILE
 from oracle.kolibri1.synthetic import TINY, write_synthetic
 
 FIRST = "model-00001-of-00002.safetensors"
