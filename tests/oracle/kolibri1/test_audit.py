@@ -8,30 +8,22 @@ import tempfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
-import numpy as np
 import pytest
-from damaging import FIRST, SECOND, edit_header, edit_index, edit_shard, shard_of
+from damaging import FIRST, SECOND, edit_index, edit_shard, shard_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_faults import ITEM_BYTES, SHARD_FAULTS, SPECS, TENSOR_FAULTS, Named, a_pointer, header, in_both_shards, other
 
 from oracle.errors import CheckpointError
 from oracle.kolibri1.audit import Audit, audit
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.config import Kolibri1Config
-from oracle.kolibri1.inventory import inventory
 from oracle.kolibri1.scan import INDEX_FILE, SINGLE_FILE
 from oracle.kolibri1.synthetic import TINY, write_synthetic
 from oracle.kolibri1.tensor_kind import tensor_kind
 
-SPECS = {spec.name: spec for spec in inventory(Kolibri1Config.model_validate(TINY))}
-ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 TOTAL_BYTES = sum(ITEM_BYTES[spec.dtype] * prod(spec.shape) for spec in SPECS.values())
-NORM = "model.norm.weight"
-
-Named = set[tuple[str, str]]
 
 
 def differences(found: Audit) -> Named:
@@ -42,165 +34,12 @@ def faults(found: Audit) -> Named:
     return {(fault.kind, fault.file) for fault in found.faults}
 
 
-def header(shard: Path) -> dict[str, Any]:
-    raw = shard.read_bytes()
-    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-
-
-def other(shard: Path) -> Path:
-    return shard.with_name(SECOND if shard.name == FIRST else FIRST)
-
-
 def opens(folder: Path) -> bool:
     try:
         Checkpoint.open(folder)
     except CheckpointError:
         return False
     return True
-
-
-# One tensor. Each fault damages the folder and returns which differences and which faults an audit must name.
-
-
-def left_out(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_shard(shard_of(folder, name), lambda tensors: tensors.__delitem__(name))
-    edit_index(folder, lambda names: names.pop(name))
-    return {("missing", name)}, set()
-
-
-def left_out_of_its_shard(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_shard(shard_of(folder, name), lambda tensors: tensors.__delitem__(name))
-    return {("missing", name)}, {("index", INDEX_FILE)}
-
-
-def left_out_of_the_index(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_index(folder, lambda names: names.pop(name))
-    return set(), {("index", INDEX_FILE)}
-
-
-def put_elsewhere_by_the_index(folder: Path, name: str) -> tuple[Named, Named]:
-    file = other(shard_of(folder, name)).name
-    edit_index(folder, lambda names: names.update({name: file}))
-    return set(), {("index", INDEX_FILE)}
-
-
-def renamed(folder: Path, name: str) -> tuple[Named, Named]:
-    file = shard_of(folder, name)
-    edit_shard(file, lambda tensors: tensors.update({f"{name}_old": tensors.pop(name)}))
-    edit_index(folder, lambda names: (names.pop(name), names.update({f"{name}_old": file.name})))
-    return {("missing", name), ("surplus", f"{name}_old")}, set()
-
-
-def of_a_further_layer(folder: Path, name: str) -> tuple[Named, Named]:
-    file, further = shard_of(folder, name), "model.layers.3.moe.router.expert_bias"
-    edit_shard(file, lambda tensors: tensors.update({further: np.ones(8, ml_dtypes.bfloat16)}))
-    edit_index(folder, lambda names: names.update({further: file.name}))
-    return {("surplus", further)}, set()
-
-
-def of_another_dtype(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_shard(shard_of(folder, name), lambda tensors: tensors.update({name: np.zeros(SPECS[name].shape, np.float16)}))
-    return {("wrong", name)}, set()
-
-
-def of_another_shape(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_shard(shard_of(folder, name), lambda tensors: tensors.update({name: tensors[name][None]}))
-    return {("wrong", name)}, set()
-
-
-def shorter(folder: Path, name: str) -> tuple[Named, Named]:
-    edit_shard(shard_of(folder, name), lambda tensors: tensors.update({name: tensors[name][:-1]}))
-    return {("wrong", name)}, set()
-
-
-def of_a_damaged_entry(folder: Path, name: str) -> tuple[Named, Named]:
-    file = shard_of(folder, name)
-    edit_header(file, lambda entries: entries[name].pop("dtype") and None)
-    return {("missing", name)}, {("damaged header", file.name)}
-
-
-def in_both_shards(folder: Path, name: str) -> tuple[Named, Named]:
-    file = shard_of(folder, name)
-    edit_shard(other(file), lambda tensors: tensors.update({name: np.zeros(SPECS[name].shape, ml_dtypes.bfloat16)}))
-    named: Named = {("repeated", name)}
-    named_files: Named = {("duplicate tensors", SECOND)}
-    if file.name == SECOND:  # then what is in the first shard counts: it is not where the index says, and bf16
-        named_files |= {("index", INDEX_FILE)}
-        named |= set() if SPECS[name].dtype == "BF16" else {("wrong", name)}
-    return named, named_files
-
-
-TENSOR_FAULTS = [
-    left_out,
-    left_out_of_its_shard,
-    left_out_of_the_index,
-    put_elsewhere_by_the_index,
-    renamed,
-    of_a_further_layer,
-    of_another_dtype,
-    of_another_shape,
-    shorter,
-    of_a_damaged_entry,
-    in_both_shards,
-]
-
-# One shard.
-
-
-def all_missing(shard: Path) -> Named:
-    return {("missing", name) for name in header(shard) if name != "__metadata__"}
-
-
-def gone(shard: Path) -> tuple[Named, Named]:
-    named = all_missing(shard)
-    shard.unlink()
-    return named, {("missing", shard.name)}
-
-
-def a_pointer(shard: Path) -> tuple[Named, Named]:
-    named = all_missing(shard)
-    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    return named, {("LFS pointer", shard.name)}
-
-
-def cut_in_the_header(shard: Path) -> tuple[Named, Named]:
-    named = all_missing(shard)
-    os.truncate(shard, 500)
-    return named, {("truncated", shard.name)}
-
-
-def cut_in_the_data(shard: Path) -> tuple[Named, Named]:
-    size, entries = shard.stat().st_size, header(shard)
-    os.truncate(shard, size - 5000)
-    last = max(end for e in entries.values() if "data_offsets" in e for end in e["data_offsets"])
-    cut = {("wrong", name) for name, e in entries.items() if "data_offsets" in e and e["data_offsets"][1] > last - 5000}
-    return cut, {("truncated", shard.name)}
-
-
-def longer(shard: Path) -> tuple[Named, Named]:
-    with shard.open("ab") as file:
-        file.write(b"\x00")
-    return set(), {("too long", shard.name)}
-
-
-def of_no_json(shard: Path) -> tuple[Named, Named]:
-    named = all_missing(shard)
-    with shard.open("r+b") as file:
-        file.seek(8)
-        file.write(b"]")
-    return named, {("damaged header", shard.name)}
-
-
-def with_shifted_offsets(shard: Path) -> tuple[Named, Named]:
-    def shift(entries: dict[str, Any]) -> None:
-        first = min((e for e in entries.values() if "data_offsets" in e), key=lambda e: e["data_offsets"][0])
-        first["data_offsets"] = [offset + 2 for offset in first["data_offsets"]]
-
-    edit_header(shard, shift)
-    return set(), {("damaged header", shard.name)}
-
-
-SHARD_FAULTS = [gone, a_pointer, cut_in_the_header, cut_in_the_data, longer, of_no_json, with_shifted_offsets]
 
 
 def check(folder: Path, named: Named, named_files: Named) -> None:
@@ -265,6 +104,23 @@ def test_a_fault_of_one_shard_hides_none_in_the_other(
         check(folder, named | also, named_files | also_files)
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_header_or_an_index_it_agrees_exactly_where_the_checkpoint_opens(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_synthetic(Path(temporary))
+        path = folder / data.draw(st.sampled_from([FIRST, SECOND, INDEX_FILE]))
+        raw = bytearray(path.read_bytes())
+        length = len(raw) if path.name == INDEX_FILE else 8 + int.from_bytes(raw[:8], "little")
+        for _ in range(data.draw(st.integers(1, 3))):
+            place = data.draw(st.integers(0, length - 1))
+            raw[place : place + 1] = data.draw(
+                st.sampled_from([b"0", b"9", b'"', b"-", b"e", b",", b"]", b"\\ud800", b"\xff", b""])
+            )
+        path.write_bytes(raw)
+        assert audit(folder).agrees == opens(folder)
+
+
 @pytest.mark.parametrize("fault", SHARD_FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("file", [FIRST, SECOND])
 def test_every_fault_of_every_shard_is_named(tiny_copy: Path, fault: Callable[..., tuple[Named, Named]], file: str) -> None:
@@ -300,6 +156,10 @@ def test_two_swapped_shards_are_two_faults_and_not_one_for_every_tensor(tiny_cop
     assert [fault.kind for fault in found.faults] == ["index", "index"]
     assert sum(1 + fault.more for fault in found.faults) == len(SPECS)
     assert found.tensors == ()
+    for fault, file, told in zip(found.faults, (SECOND, FIRST), (FIRST, SECOND), strict=True):
+        name, said = fault.message.split(" ", 1)
+        assert name in header(tiny_copy / file)
+        assert said == f"is in {file}, but {tiny_copy / INDEX_FILE} puts it in {told}; two shards were swapped: restore them"
 
 
 def test_a_shard_copied_over_another_is_one_fault_that_counts_its_tensors(tiny_copy: Path) -> None:
