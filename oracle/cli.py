@@ -1,4 +1,4 @@
-"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 a gate fired, 2 bad usage or input, 3 incomplete."""
+"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 a gate fired or a checkpoint differs, 2 bad input, 3 incomplete."""
 
 from __future__ import annotations
 
@@ -208,6 +208,24 @@ def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None
     print_golden(_console(), summary)
     if json_file is not None:
         write_file(json_file, canonical_json(summary))
+
+
+@app.command(epilog="Example: kolibri-oracle doctor --checkpoint kolibri1-fp8")
+@_interruptible
+def doctor(checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
+    """Check a checkpoint's headers against its inventory, name all that differs, and print the environment."""
+    from oracle.environment import environment_record
+    from oracle.kolibri1.audit import audit
+    from oracle.report.doctor import print_doctor, summarize
+
+    folder = checkpoint or mini_checkpoint()
+    _check_json(json_file, folder)
+    audited = audit(folder)
+    summary = summarize(folder, audited, environment_record())
+    print_doctor(_console(), summary)
+    if json_file is not None:
+        write_file(json_file, canonical_json(summary))
+    raise typer.Exit(0 if audited.agrees else 1)
 
 
 def _recompute(golden: Path, checkpoint: Path, report: Report, json_file: Path | None) -> NoReturn:

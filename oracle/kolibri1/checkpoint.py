@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,10 @@ import numpy.typing as npt
 from oracle.errors import CheckpointError
 from oracle.kolibri1.config import Kolibri1Config, read_config
 from oracle.kolibri1.inventory import TensorSpec, inventory
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-_ITEM_BYTES = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_LFS_POINTER = b"version https://git-lfs"
+from oracle.kolibri1.scan import scan_folder
+from oracle.kolibri1.shard import ITEM_BYTES, StoredTensor
 
 RawBytes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class _Stored:
-    spec: TensorSpec
-    shard: Path
-    start: int
-    end: int
 
 
 class Checkpoint:
@@ -44,7 +31,7 @@ class Checkpoint:
     Use `Checkpoint.open(folder)`. Holds one memory map per shard.
     """
 
-    def __init__(self, folder: Path, config: Kolibri1Config, stored: dict[str, _Stored]) -> None:
+    def __init__(self, folder: Path, config: Kolibri1Config, stored: Mapping[str, StoredTensor]) -> None:
         self.folder = folder
         self.config = config
         self._stored = stored
@@ -62,19 +49,11 @@ class Checkpoint:
         """
         folder = Path(folder)
         config = read_config(folder)
-        stored: dict[str, _Stored] = {}
-        for shard in _shards(folder):
-            for entry in _read_header(shard):
-                if entry.spec.name in stored:
-                    first = stored[entry.spec.name].shard.name
-                    raise CheckpointError(
-                        f"{entry.spec.name} is in {first} and again in {shard.name}; a shard was copied over another: "
-                        f"restore {shard} from the release"
-                    )
-                stored[entry.spec.name] = entry
-        _check_index(folder, stored)
-        _check_inventory(folder, config, stored)
-        return cls(folder, config, stored)
+        scan = scan_folder(folder)
+        if scan.faults:
+            raise CheckpointError(scan.faults[0].message)
+        _check_inventory(folder, config, scan.tensors)
+        return cls(folder, config, scan.tensors)
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of one tensor."""
@@ -90,7 +69,7 @@ class Checkpoint:
         raw = self._mapped(entry)[entry.start : entry.end]
         if name not in self._checked:
             if bad := _count_non_finite(raw, entry.spec.dtype):
-                values = raw.size // _ITEM_BYTES[entry.spec.dtype]
+                values = raw.size // ITEM_BYTES[entry.spec.dtype]
                 raise CheckpointError(
                     f"{name} in {entry.shard} holds {bad} NaN or infinite values of {values}; restore it from the release"
                 )
@@ -130,109 +109,20 @@ class Checkpoint:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def _mapped(self, entry: _Stored) -> RawBytes:
+    def _mapped(self, entry: StoredTensor) -> RawBytes:
         """The whole shard of an entry, mapped once."""
         if entry.shard not in self._maps:
             self._maps[entry.shard] = np.memmap(entry.shard, dtype=np.uint8, mode="r")
         return np.asarray(self._maps[entry.shard])
 
-    def _entry(self, name: str) -> _Stored:
+    def _entry(self, name: str) -> StoredTensor:
         try:
             return self._stored[name]
         except KeyError:
             raise CheckpointError(f"{self.folder} has no tensor {name!r}; names are those of the release") from None
 
 
-def _shards(folder: Path) -> list[Path]:
-    """The shard files, in name order: those of the index, or the single file."""
-    index = folder / INDEX_FILE
-    if not index.exists():
-        if not (folder / SINGLE_FILE).exists():
-            raise CheckpointError(f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}; restore it from the release")
-        return [folder / SINGLE_FILE]
-    names = sorted(set(_read_weight_map(index).values()))
-    for name in names:
-        if Path(name).name != name:
-            raise CheckpointError(f"{index} names {name!r}, which is not a file of this folder; restore it from the release")
-    shards = [folder / name for name in names]
-    for shard in shards:
-        if not shard.is_file():
-            raise CheckpointError(f"shard {shard} is missing; restore it from the release")
-    return shards
-
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{index} cannot be read ({error!r}); restore it from the release") from None
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise CheckpointError(f"{index}: weight_map must map tensor names to shard files; restore it from the release")
-    return weight_map
-
-
-def _read_header(shard: Path) -> list[_Stored]:
-    try:
-        return _parse_header(shard)
-    except OSError as error:
-        raise CheckpointError(f"{shard} cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _parse_header(shard: Path) -> list[_Stored]:
-    size = shard.stat().st_size
-    with shard.open("rb") as file:
-        start = file.read(max(8, len(_LFS_POINTER)))
-        if start.startswith(_LFS_POINTER):
-            raise CheckpointError(f"{shard} is a Git LFS pointer, not the shard; run `git lfs pull` in its folder")
-        length = int.from_bytes(start[:8], "little")
-        if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(f"{shard} is truncated or no safetensors file ({size} bytes); restore it from the release")
-        file.seek(8)
-        header_bytes = file.read(length)
-    try:
-        header = json.loads(header_bytes)
-        header.pop("__metadata__", None)
-        entries = [_parse_entry(shard, name, value, 8 + length) for name, value in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{shard} has a damaged header ({error!r}); restore it from the release") from None
-    entries.sort(key=lambda entry: entry.start)
-    cursor = 8 + length
-    for entry in entries:
-        if entry.start != cursor:
-            raise CheckpointError(f"{shard}: {entry.spec.name} starts at byte {entry.start}, not {cursor}; restore the shard")
-        cursor = entry.end
-    if cursor != size:
-        kind = "truncated" if size < cursor else "longer than its header says"
-        raise CheckpointError(f"{shard} is {kind}: {size} bytes, expected {cursor}; restore it from the release")
-    return entries
-
-
-def _parse_entry(shard: Path, name: str, value: dict[str, Any], base: int) -> _Stored:
-    start, end = (int(offset) for offset in value["data_offsets"])
-    spec = TensorSpec(name, str(value["dtype"]), tuple(int(n) for n in value["shape"]))
-    expected = _ITEM_BYTES.get(spec.dtype, 0) * math.prod(spec.shape)
-    if spec.dtype in _ITEM_BYTES and end - start != expected:
-        raise ValueError(f"{name} has {end - start} bytes for {spec.dtype} {list(spec.shape)}")
-    return _Stored(spec, shard, base + start, base + end)
-
-
-def _check_index(folder: Path, stored: dict[str, _Stored]) -> None:
-    index = folder / INDEX_FILE
-    if not index.exists():
-        return
-    weight_map = _read_weight_map(index)
-    for name, shard in weight_map.items():
-        if name not in stored:
-            raise CheckpointError(f"{index} names {name} in {shard}, but no shard has it; restore the index or the shard")
-        if stored[name].shard.name != shard:
-            raise CheckpointError(
-                f"{name} is in {stored[name].shard.name}, but {index} puts it in {shard}; two shards were swapped: restore them"
-            )
-    if surplus := sorted(stored.keys() - weight_map.keys()):
-        raise CheckpointError(f"{index} does not name {surplus[0]} ({len(surplus)} such tensors); restore the index")
-
-
-def _check_inventory(folder: Path, config: Kolibri1Config, stored: dict[str, _Stored]) -> None:
+def _check_inventory(folder: Path, config: Kolibri1Config, stored: Mapping[str, StoredTensor]) -> None:
     expected = {spec.name: spec for spec in inventory(config)}
     if missing := [name for name in expected if name not in stored]:
         raise CheckpointError(f"{folder} lacks {missing[0]} ({len(missing)} of {len(expected)} tensors missing); restore it")

@@ -136,9 +136,23 @@ def read_config(folder: Path) -> Kolibri1Config:
     Raises:
         CheckpointError: no such file, not JSON, another model, or a value that the forward pass does not implement.
     """
+    try:
+        return Kolibri1Config.model_validate(read_config_json(folder))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "config"
+        raise CheckpointError(f"{folder / 'config.json'}: {where}: {first['msg']}; pass a Kolibri-1 checkpoint") from None
+
+
+def read_config_json(folder: Path) -> Any:
+    """The JSON value in `folder/config.json`, not validated.
+
+    Raises:
+        CheckpointError: no such file, or not JSON.
+    """
     path = folder / "config.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is no checkpoint: it has no config.json; pass a folder with config.json and *.safetensors"
@@ -147,9 +161,3 @@ def read_config(folder: Path) -> Kolibri1Config:
         raise CheckpointError(f"{folder} is no checkpoint: it is not a folder; pass the folder with config.json") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); restore it from the release") from None
-    try:
-        return Kolibri1Config.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "config"
-        raise CheckpointError(f"{path}: {where}: {first['msg']}; pass a Kolibri-1 checkpoint") from None

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle.errors import UsageError
-from oracle.kolibri1.checkpoint import INDEX_FILE
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import TensorSpec, inventory
 from oracle.kolibri1.release import RELEASE_CONFIG
+from oracle.kolibri1.scan import INDEX_FILE
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
 _CHUNK_BYTES = 1 << 20  # even, so that no pair of fp8 codes and no bf16 value is cut

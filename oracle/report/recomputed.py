@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.golden.recompute import BOUND, Recomputation
+from oracle.golden.recomputation import BOUND, Recomputation
 
 
 def print_recomputed(console: Console, result: Recomputation) -> None:

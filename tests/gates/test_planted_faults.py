@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from goldens import mini_checkpoint
+from oracle.environment import environment_record
 from oracle.errors import DeviceFault
 from oracle.golden.format import Golden, load_golden
-from oracle.environment import environment_record
 from oracle.judge.gate import Case
 from oracle.judge.gates import GATES
 from oracle.judge.slot_audit import SlotAuditor

@@ -145,7 +145,7 @@ def test_options_that_do_not_exist_exit_with_2(call: Call, arguments: tuple[str,
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", [("gate",), ("golden", "make"), ("golden", "verify"), ("golden", "show")])
+@pytest.mark.parametrize("command", [("gate",), ("golden", "make"), ("golden", "verify"), ("golden", "show"), ("doctor",)])
 def test_the_help_of_every_command_shows_an_example(call: Call, command: tuple[str, ...]) -> None:
     code, out, _ = call(*command, "--help")
     assert code == 0
@@ -169,7 +169,7 @@ def test_the_help_of_making_names_every_kind_of_prompt(call: Call) -> None:
 def test_every_command_is_among_those_whose_help_is_checked(call: Call) -> None:
     commands = {"gate"} | {f"golden {c.name or c.callback.__name__}" for c in cli.golden_app.registered_commands if c.callback}
     assert commands == {"gate", "golden make", "golden verify", "golden show"}
-    assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate"}
+    assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate", "doctor"}
 
 
 def test_golden_show_writes_what_it_prints(call: Call, folder: Path) -> None:
@@ -188,6 +188,51 @@ def test_the_minis_golden_is_shown_without_options(call: Call) -> None:
     code, out, _ = call("golden", "show")
     assert code == 0
     assert re.search(r"\d+ positions, \d+\.\d% with a margin above 2 nats", out)
+
+
+def test_the_doctor_agrees_with_the_mini_without_options(call: Call) -> None:
+    code, out, err = call("doctor")
+    assert (code, err) == (0, "")
+    assert "geometry: not the release's: hidden_size 256 (release 2560)" in out
+    assert out.endswith("AGREES with its inventory, by its headers alone: no tensor was read\n")
+    assert re.search(r"^ *python +CPython ", out, re.MULTILINE)
+
+
+def test_the_doctor_names_every_fault_and_writes_what_it_prints(call: Call, folder: Path) -> None:
+    checkpoint = folder / "checkpoint"
+    (checkpoint / "model-00002-of-00002.safetensors").unlink()
+    with (checkpoint / "model-00001-of-00002.safetensors").open("ab") as file:
+        file.write(b"\x00")
+    before = snapshot(checkpoint)
+    code, out, err = call("doctor", "--checkpoint", checkpoint, "--json", folder / "doctor.json")
+    assert (code, err) == (1, "")
+    assert "model-00002-of-00002.safetensors is missing; restore it" in out
+    assert "model-00001-of-00002.safetensors is longer than its header says" in out
+    assert snapshot(checkpoint) == before
+    summary = judged(folder / "doctor.json")
+    assert (folder / "doctor.json").read_bytes() == canonical_json(summary)
+    assert (summary["schema"], summary["agrees"]) == ("kolibri-doctor/1", False)
+    assert {fault["kind"] for fault in summary["faults"]} == {"missing", "too long"}
+    assert f"tensors: {summary['totals']['all']['missing']:,} missing" in out
+    assert summary["environment"]["numpy"] in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--checkpoint", "nowhere"), "nowhere is no checkpoint: it has no config.json"),
+        (("--checkpoint", "existing"), "existing is no checkpoint: it has no config.json"),
+        (("--checkpoint", "existing/kept"), "kept is no checkpoint: it is not a folder"),
+        (("--checkpoint", "checkpoint", "--json", "existing"), "existing is a folder; name a file"),
+        (("--checkpoint", "checkpoint", "--json", "nowhere/x.json"), "nowhere does not exist; create it first"),
+        (("--checkpoint", "checkpoint", "--json", "checkpoint/x.json"), "which is read; write results elsewhere"),
+    ],
+)
+def test_a_doctor_that_cannot_look_says_so_in_one_line(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert named in refused(call, folder, "doctor", *arguments)
 
 
 def judged(path: Path) -> dict[str, Any]:
