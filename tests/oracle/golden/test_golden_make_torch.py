@@ -21,11 +21,13 @@ from goldens import mini_checkpoint
 from oracle import cli
 from oracle.errors import CheckpointError, GoldenError, UsageError
 from oracle.golden import make
-from oracle.golden.compare import compare
+from oracle.golden.compare import Comparison
+from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, load_golden, write_golden
+from oracle.golden.passes import TruthPass, compare_arm, truth_pass
 from oracle.golden.recipe import Message, PromptSpec
 from oracle.golden.sketch import sketch
-from oracle.kolibri1.arms import ARMS, Arm, floor_arms
+from oracle.kolibri1.arms import ARMS, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.kolibri1.synthetic import write_synthetic
@@ -57,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         folder = write_synthetic(tmp_path_factory.mktemp("make") / "checkpoint", seed=seed)
         checkpoint = Checkpoint.open(folder)
         try:
-            return Made(folder, checkpoint, *make.make_golden(checkpoint, PROMPTS))
+            return Made(folder, checkpoint, *make.make_golden(make.plan(checkpoint, PROMPTS)))
         except GoldenError as error:
             refusals.append(str(error))
     raise AssertionError(refusals)
@@ -117,16 +119,27 @@ def test_every_class_is_calibrated_on_its_own_arms(made: Made, checkpoint: Check
     assert golden.document.sensitivity.hidden == ()
 
 
-def test_an_arms_run_is_that_arms_own_pass(made: Made, checkpoint: Checkpoint) -> None:
+def test_an_arm_is_compared_by_its_own_pass(made: Made, checkpoint: Checkpoint) -> None:
     prompt = made.golden.prompts[0]
-    runs = {name: next(iter(make.run_arm(checkpoint, ARMS[name], [prompt]))) for name in ("float32", "bfloat16")}
-    assert compare(prompt, runs["float32"]).kl.max() < 1e-9
-    assert compare(prompt, runs["bfloat16"]).kl.max() > 1e-9
-    assert np.array_equal(runs["bfloat16"].consumed, prompt.fed)
+    measured = {name: compare_arm(Reference(checkpoint, ARMS[name]), prompt) for name in ("float32", "bfloat16")}
+    assert measured["float32"].kl.max() < 1e-9
+    assert measured["bfloat16"].kl.max() > 1e-9
+    assert len(measured["bfloat16"].kl) == len(prompt.fed)
+
+
+@pytest.mark.parametrize("arm", ["float64", "bfloat16"])
+def test_another_arm_can_be_the_truth_and_is_named(made: Made, checkpoint: Checkpoint, arm: str) -> None:
+    job = make.plan(checkpoint, PROMPTS, ARMS[arm])
+    numeric_class = ARMS[arm].numeric_class
+    assert job.recipe.truth == arm
+    assert job.recipe.floor_arms[numeric_class] == tuple(a.name for a in floor_arms(numeric_class, ARMS[arm]))
+    assert arm not in job.recipe.floor_arms[numeric_class]
+    assert set(floor_arms("fp32", ARMS["float64"])) - set(floor_arms("fp32")) == {ARMS["float32"]}
+    assert job.digests()["recipe"] != make.plan(checkpoint, PROMPTS).digests()["recipe"]
 
 
 def test_the_same_inputs_give_the_same_bytes_and_they_read_back(made: Made, folder: Path, tmp_path: Path) -> None:
-    again = make.make_golden(Checkpoint.open(folder), PROMPTS)
+    again = make.make_golden(make.plan(Checkpoint.open(folder), PROMPTS))
     assert again[1] == made.packed
     assert again[0].document == made.golden.document
     write_golden(tmp_path / "golden", *again)
@@ -137,45 +150,54 @@ def test_the_same_inputs_give_the_same_bytes_and_they_read_back(made: Made, fold
 
 def test_progress_reaches_its_end(checkpoint: Checkpoint) -> None:
     seen: list[tuple[str, int, int]] = []
-    make.make_golden(checkpoint, PROMPTS, lambda *step: seen.append(step))
-    assert [step for step in seen if step[0] == "truth"] == [("truth", n, 3) for n in range(4)]
-    for name in ("fp32", "bf16"):
-        arms = len(floor_arms(name))
-        assert [step[1:] for step in seen if step[0] == f"floor {name}"] == [(n, arms) for n in range(arms + 1)]
+    golden, _ = make.make_golden(make.plan(checkpoint, PROMPTS), progress=lambda *step: seen.append(step))
+    passes = {"truth": 1, **{f"floor {name}": len(floor_arms(name)) for name in make.CLASSES}}
+    of = golden.positions * sum(passes.values()) + len(golden.probes.layer_inputs)
+    assert {step[2] for step in seen} == {of}
+    done = [step[1] for step in seen]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, of)
+    for what, count in passes.items():
+        mine = [step[1] for step in seen if step[0] == what]
+        assert max(mine) - min(mine) == golden.positions * count
 
 
 def test_no_prompts_give_no_golden(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="an empty prompt list gives no golden; pass at least one prompt"):
-        make.make_golden(checkpoint, [])
+        make.plan(checkpoint, [])
 
 
 @pytest.mark.parametrize("bad", [96, -1, 10**12])
 def test_an_id_outside_the_vocabulary_is_refused_with_its_prompt(checkpoint: Checkpoint, bad: int) -> None:
     prompts = [PROMPTS[0], PromptSpec(name="bad", ids=(3, bad), new_tokens=20)]
     with pytest.raises(UsageError, match=f"prompt bad: id {bad} is outside the vocabulary of 96; check the tokenizer"):
-        make.make_golden(checkpoint, prompts)
+        make.plan(checkpoint, prompts)
 
 
 def test_a_prompt_that_outgrows_the_context_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="prompt p0: 7 ids and 506 new ones exceed the context of 512; ask for fewer"):
-        make.make_golden(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 506})])
+        make.plan(checkpoint, [PROMPTS[0].model_copy(update={"new_tokens": 506})])
 
 
 def test_text_without_a_tokenizer_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        make.make_golden(checkpoint, [PromptSpec(name="text", text="Hallo", new_tokens=4)])
+        make.plan(checkpoint, [PromptSpec(name="text", text="Hallo", new_tokens=4)])
+
+
+def chain(reference: Reference, prompt: Sequence[int], new_tokens: int, stop: frozenset[int]) -> PromptEvidence:
+    return truth_pass(reference, "chain", None, prompt, new_tokens, stop).evidence
 
 
 def test_a_chain_ends_with_the_first_id_it_is_to_stop_at_and_is_the_same_until_there(made: Made) -> None:
     prompt, reference = made.golden.prompts[0], Reference(made.checkpoint)
     stop = prompt.generated[6]
     end = prompt.generated.index(stop) + 1
-    generated, forward = make.generate(reference, prompt.prompt_ids, 20, (stop, 95))
-    assert generated == prompt.generated[:end]
-    assert len(forward.logits) == len(prompt.prompt_ids) + end - 1
-    assert make.generate(reference, prompt.prompt_ids, end - 1, (stop,))[0] == prompt.generated[: end - 1]
+    stopped = chain(reference, prompt.prompt_ids, 20, frozenset({stop, 95}))
+    assert stopped.generated == prompt.generated[:end]
+    assert len(stopped.top_ids) == len(prompt.prompt_ids) + end - 1
+    assert chain(reference, prompt.prompt_ids, end - 1, frozenset({stop})).generated == prompt.generated[: end - 1]
     first = prompt.generated[0]
-    assert make.generate(reference, prompt.prompt_ids, 20, (first,))[0] == (first,)
+    assert chain(reference, prompt.prompt_ids, 20, frozenset({first})).generated == (first,)
 
 
 QUESTION = (Message(role="user", content="Was ist die Hauptstadt von Spanien?"),)
@@ -191,7 +213,7 @@ def test_a_chat_is_stored_as_it_was_rendered_and_stops_where_that_is_asked(
     """The mini ends its answer with the end of a turn (id 509) and goes on with another text."""
     monkeypatch.setattr(make, "CLASSES", ())  # two prompts give no floor
     mini = Checkpoint.open(mini_checkpoint())
-    write_golden(tmp_path / "golden", *make.make_golden(mini, [CHAT, TEXT], stop_at_eos=stop_at_eos))
+    write_golden(tmp_path / "golden", *make.make_golden(make.plan(mini, [CHAT, TEXT], stop_at_eos=stop_at_eos)))
     golden = load_golden(tmp_path / "golden")
     chat, text = golden.prompts
     assert str(chat.text).endswith("<|im_start|>user\nWas ist die Hauptstadt von Spanien?<|im_end|>\n" + OPENED)
@@ -206,12 +228,13 @@ def test_a_chat_is_stored_as_it_was_rendered_and_stops_where_that_is_asked(
 
 def answering(patch: pytest.MonkeyPatch, chain: Callable[[int], Sequence[int]]) -> None:
     """Let the truth generate `chain(prompt number)` in place of its own ids."""
-    honest, calls = make.generate, iter(range(100))
+    honest, calls = make.truth_pass, iter(range(100))
 
-    def generate(reference: Reference, prompt: Sequence[int], new_tokens: int, stop: Sequence[int]) -> Any:
-        return tuple(chain(next(calls))), honest(reference, prompt, new_tokens, stop)[1]
+    def truth_pass(*arguments: Any) -> TruthPass:
+        truth = honest(*arguments)
+        return replace(truth, evidence=replace(truth.evidence, generated=tuple(chain(next(calls)))))
 
-    patch.setattr(make, "generate", generate)
+    patch.setattr(make, "truth_pass", truth_pass)
 
 
 @pytest.mark.parametrize("period", [1, 2, 12])
@@ -219,18 +242,16 @@ def test_a_chain_of_short_period_is_refused(checkpoint: Checkpoint, monkeypatch:
     pattern = list(range(30, 30 + period))
     answering(monkeypatch, lambda _: (pattern * 24)[:24])
     with pytest.raises(GoldenError, match=f"prompt p0: its chain has period {period} .*; choose another prompt"):
-        make.make_golden(checkpoint, PROMPTS)
+        make.make_golden(make.plan(checkpoint, PROMPTS))
 
 
 def test_a_model_that_repeats_itself_is_refused(tmp_path: Path) -> None:
     """Without new ids at the input the model stays where it is: an embedding of equal rows gives a constant chain."""
     opened = Checkpoint.open(write_synthetic(tmp_path / "still", seed=1))
-    embedding = opened.raw("model.embed_tokens.weight").reshape(96, -1)
-    patched = np.broadcast_to(embedding[0], embedding.shape).reshape(-1).copy()
-    honest = opened.raw
-    opened.raw = lambda name: patched if name == "model.embed_tokens.weight" else honest(name)  # type: ignore[method-assign]
+    honest = opened.row
+    opened.row = lambda name, index: honest(name, 0)  # type: ignore[method-assign]
     with pytest.raises(GoldenError, match="its chain has period 1 and can show no index fault"):
-        make.make_golden(opened, PROMPTS[:1])
+        make.make_golden(make.plan(opened, PROMPTS[:1]))
 
 
 def test_chains_that_would_hide_a_swap_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,19 +259,21 @@ def test_chains_that_would_hide_a_swap_are_refused(checkpoint: Checkpoint, monke
     with pytest.raises(
         GoldenError, match=r"the chains would not expose p0: answered as p1 \(3 such faults\); change the prompts"
     ):
-        make.make_golden(checkpoint, PROMPTS)
+        make.make_golden(make.plan(checkpoint, PROMPTS))
 
 
 def test_an_arm_that_does_not_pass_the_others_floor_is_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = make.run_arm
+    honest = make.compare_arm
 
-    def run_arm(checkpoint: Checkpoint, arm: Arm, evidence: Sequence[Any]) -> Any:
-        for run in honest(checkpoint, arm, evidence):
-            yield replace(run, sketch=run.sketch * np.float32(0.9)) if arm.name == "bfloat16-kept" else run
+    def compare_arm(reference: Reference, prompt: PromptEvidence, tick: Any = None) -> Comparison:
+        measured = honest(reference, prompt, tick)
+        if reference.arm.name != "bfloat16-kept":
+            return measured
+        return replace(measured, sketch_dot=measured.sketch_dot * 0.9)
 
-    monkeypatch.setattr(make, "run_arm", run_arm)
+    monkeypatch.setattr(make, "compare_arm", compare_arm)
     with pytest.raises(GoldenError, match="class bf16: arm bfloat16-kept does not pass the floor of the other arms"):
-        make.make_golden(checkpoint, PROMPTS)
+        make.make_golden(make.plan(checkpoint, PROMPTS))
 
 
 def write_prompts(path: Path, prompts: Sequence[PromptSpec] = PROMPTS) -> Path:
@@ -352,11 +375,11 @@ cli.main()
 """
 HOOKS = {
     "while the floor is measured": """
-honest = make.run_arm
-def run_arm(*arguments):
+honest = make.compare_arm
+def compare_arm(*arguments):
     announce()
     return honest(*arguments)
-make.run_arm = run_arm
+make.compare_arm = compare_arm
 """,
     "between its two files": """
 honest = Path.write_bytes
