@@ -35,6 +35,10 @@ gives 52 times the median KL's limit and 12 times the slope's; one post norm 1 %
 norm 1 % short is hidden in bf16 (q and k are normed again) and shows in class fp32 only.
 """
 
+ROUTER_RESOLUTION = 1e-4
+"""Router gaps below this are ties in every class: class fp32's floor has no differing set to measure a band from, and
+selection scores of fp32 engines agree to about 1e-5."""
+
 KL_RESOLUTION = 1e-13
 """A limit on a KL is never below this: float64 rounds a log-probability of 30 nats by 4e-15, and class fp32's median KL
 (2e-16 on the shipped golden) is such rounding, which differs between libraries."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from oracle.environment import arithmetic_record
+from oracle.golden.calibration import ROUTER_RESOLUTION
 from oracle.golden.evidence import PromptEvidence
 
 BOUND = 2e-6
@@ -29,6 +30,7 @@ class Recomputed:
         chain: how many leading generated ids agree, of `generated`.
         logit_error: largest difference of a stored logit, over the prompt's largest absolute logit.
         sets_differ: positions and layers with another expert set.
+        sets_unexplained: those of them whose stored router gap is no tie (`ROUTER_RESOLUTION`).
         unequal: names of the arrays whose bits differ.
     """
 
@@ -38,6 +40,7 @@ class Recomputed:
     generated: int
     logit_error: float
     sets_differ: int
+    sets_unexplained: int
     unequal: tuple[str, ...]
 
 
@@ -68,6 +71,8 @@ class Recomputation:
                 lines.append(f"{p.prompt}: the chain parts after {p.chain} of {p.generated} ids")
             elif p.logit_error > BOUND:
                 lines.append(f"{p.prompt}: a logit is off by {p.logit_error:.2e} of the largest, allowed {BOUND:.0e}")
+            elif p.sets_unexplained:
+                lines.append(f"{p.prompt}: {p.sets_unexplained} expert sets differ where the router's gap is no tie")
             elif self.bits_required and p.unequal:
                 lines.append(f"{p.prompt}: the environment is the same, but not the bits of {', '.join(p.unequal)}")
         if self.bits_required and not self.probes:
@@ -100,14 +105,15 @@ def compare_recomputed(
     agree = next((i for i, (a, b) in enumerate(zip(chain, computed.generated, strict=True)) if a != b), len(chain))
     span = slice(0, len(stored.prompt_ids) + agree)
     arrays = {name: (getattr(stored, name), getattr(computed, name)) for name in PromptEvidence.ARRAYS} | dict(probes)
-    sets = np.sort(computed.expert_ids[span], -1) != np.sort(stored.expert_ids[span], -1)
+    differ = (np.sort(computed.expert_ids[span], -1) != np.sort(stored.expert_ids[span], -1)).any(-1)
     return Recomputed(
         prompt=stored.name,
         positions=len(stored.top_ids[span]),
         chain=agree,
         generated=len(chain),
         logit_error=_logit_error(stored, computed, span),
-        sets_differ=int(sets.any(-1).sum()),
+        sets_differ=int(differ.sum()),
+        sets_unexplained=int((differ & (stored.router_gap[span] > ROUTER_RESOLUTION)).sum()),
         unequal=tuple(name for name, (a, b) in arrays.items() if not same_bits(a, b)),
     )
 

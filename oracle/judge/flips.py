@@ -18,6 +18,7 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     BUDGET_TAIL,
     MARGIN_EDGES,
+    ROUTER_RESOLUTION,
     budget,
     expected_flips,
     flip_probability,
@@ -26,10 +27,6 @@ from oracle.golden.calibration import (
 from oracle.golden.evidence import PromptEvidence
 from oracle.judge.flip_record import FlipRecord, flip_records
 from oracle.judge.gate import Case, Finding, Judgement
-
-ROUTER_RESOLUTION = 1e-4
-"""Router gaps below this are ties in every class: class fp32's floor has no differing set to measure a band from, and
-selection scores of fp32 engines agree to about 1e-5."""
 
 
 class FlipsGate:

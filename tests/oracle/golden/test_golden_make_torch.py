@@ -2,77 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from making import CHAT, PROMPTS, TEXT, Made
 
 from goldens import mini_checkpoint
-from oracle import cli
 from oracle.errors import CheckpointError, GoldenError, UsageError
 from oracle.golden import make
 from oracle.golden.compare import Comparison
 from oracle.golden.evidence import PromptEvidence
-from oracle.golden.format import Golden, load_golden, write_golden
+from oracle.golden.format import load_golden, write_golden
 from oracle.golden.passes import TruthPass, compare_arm, truth_pass
-from oracle.golden.recipe import Message, PromptSpec
+from oracle.golden.recipe import PromptSpec
 from oracle.golden.sketch import sketch
 from oracle.kolibri1.arms import ARMS, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.kolibri1.synthetic import write_synthetic
 from oracle.kolibri1.tokenizer import open_tokenizer
-
-RNG = np.random.default_rng(0)
-PROMPTS = tuple(
-    PromptSpec(name=f"p{index}", ids=tuple(RNG.integers(0, 96, length).tolist()), new_tokens=20)
-    for index, length in enumerate((7, 3, 1))
-)
-SEEDS = range(16)
-
-
-@dataclass(frozen=True)
-class Made:
-    """A checkpoint, and the golden made of it."""
-
-    folder: Path
-    checkpoint: Checkpoint
-    golden: Golden
-    packed: bytes
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The golden of the first seed that gives one: of random weights some chains repeat, and some floors are too narrow."""
-    refusals = []
-    for seed in SEEDS:
-        folder = write_synthetic(tmp_path_factory.mktemp("make") / "checkpoint", seed=seed)
-        checkpoint = Checkpoint.open(folder)
-        try:
-            return Made(folder, checkpoint, *make.make_golden(make.plan(checkpoint, PROMPTS)))
-        except GoldenError as error:
-            refusals.append(str(error))
-    raise AssertionError(refusals)
-
-
-@pytest.fixture(scope="module")
-def folder(made: Made) -> Path:
-    return made.folder
-
-
-@pytest.fixture(scope="module")
-def checkpoint(made: Made) -> Checkpoint:
-    return made.checkpoint
 
 
 def test_a_golden_holds_what_the_reference_computes(made: Made, checkpoint: Checkpoint) -> None:
@@ -200,10 +153,7 @@ def test_a_chain_ends_with_the_first_id_it_is_to_stop_at_and_is_the_same_until_t
     assert chain(reference, prompt.prompt_ids, 20, frozenset({first})).generated == (first,)
 
 
-QUESTION = (Message(role="user", content="Was ist die Hauptstadt von Spanien?"),)
 OPENED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-CHAT = PromptSpec(name="chat", messages=QUESTION, reasoning_effort="none", new_tokens=16)
-TEXT = PromptSpec(name="text", text="Sums: 5 + 0 = 5, 7 +", new_tokens=16)
 
 
 @pytest.mark.parametrize("stop_at_eos", [False, True])
@@ -274,143 +224,3 @@ def test_an_arm_that_does_not_pass_the_others_floor_is_refused(checkpoint: Check
     monkeypatch.setattr(make, "compare_arm", compare_arm)
     with pytest.raises(GoldenError, match="class bf16: arm bfloat16-kept does not pass the floor of the other arms"):
         make.make_golden(make.plan(checkpoint, PROMPTS))
-
-
-def write_prompts(path: Path, prompts: Sequence[PromptSpec] = PROMPTS) -> Path:
-    path.write_text("".join(p.model_dump_json(exclude_none=True) + "\n" for p in prompts))
-    return path
-
-
-@pytest.fixture
-def workplace(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with prompt files, and one that must survive."""
-    write_prompts(tmp_path / "good.jsonl")
-    write_prompts(tmp_path / "outside.jsonl", [PromptSpec(name="bad", ids=(96,), new_tokens=4)])
-    write_prompts(tmp_path / "text.jsonl", [PromptSpec(name="text", text="Hallo", new_tokens=4)])
-    write_prompts(tmp_path / "chat.jsonl", [CHAT])
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "broken.jsonl").write_text("{\n")
-    (tmp_path / "existing").mkdir()
-    (tmp_path / "existing" / "kept").write_text("kept")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-BAD_MAKES = {
-    "an existing folder": ({"--golden": "existing"}, "existing exists already and is never overwritten"),
-    "a missing parent": ({"--golden": "nowhere/golden"}, "nowhere does not exist; create it first"),
-    "no such prompts": ({"--prompts": "none.jsonl"}, "none.jsonl cannot be read"),
-    "no prompts": ({"--prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
-    "a broken line": ({"--prompts": "broken.jsonl"}, "broken.jsonl, line 1 is not JSON"),
-    "an id outside": ({"--prompts": "outside.jsonl"}, "prompt bad: id 96 is outside the vocabulary of 96"),
-    "text without tokenizer": ({"--prompts": "text.jsonl"}, "tokenizer.json cannot be read"),
-    "chat without tokenizer": ({"--prompts": "chat.jsonl"}, "tokenizer.json cannot be read"),
-    "no checkpoint": ({"--checkpoint": "existing"}, "existing is no checkpoint"),
-}
-
-
-def files(folder: Path) -> dict[str, bytes | None]:
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
-
-
-def command(folder: Path, **changed: str) -> list[str]:
-    options = {"--golden": "made", "--checkpoint": str(folder), "--prompts": "good.jsonl"} | changed
-    return ["golden", "make", *(word for pair in options.items() for word in pair)]
-
-
-@pytest.mark.parametrize("case", BAD_MAKES)
-def test_a_golden_that_cannot_be_made_is_refused_in_one_line(
-    workplace: Path, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    changed, named = BAD_MAKES[case]
-    before = files(workplace)
-    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(folder, **changed)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    out, err = capfd.readouterr()
-    assert caught.value.code == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert named in err
-    assert files(workplace) == before
-
-
-def test_a_golden_made_by_the_command_is_the_librarys(
-    workplace: Path, folder: Path, made: Made, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(folder)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert not caught.value.code
-    assert f"wrote made: 3 prompts, {made.golden.positions} positions, {made.golden.digest}" in capfd.readouterr().out
-    assert load_golden(workplace / "made").document == made.golden.document
-
-
-def test_the_command_passes_on_that_chains_stop(
-    workplace: Path, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    silent = shutil.copytree(folder, workplace / "silent")
-    (silent / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *command(silent), "--stop-at-eos"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    assert "silent names no eos id in config.json or generation_config.json; leave out --stop" in capfd.readouterr().err
-    assert not (workplace / "made").exists()
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-import oracle.golden.make as make
-from goldens import mini_checkpoint
-from oracle import cli
-def announce():
-    print("announced", flush=True)
-    sys.stdin.readline()
-{hook}
-cli.main()
-"""
-HOOKS = {
-    "while the floor is measured": """
-honest = make.compare_arm
-def compare_arm(*arguments):
-    announce()
-    return honest(*arguments)
-make.compare_arm = compare_arm
-""",
-    "between its two files": """
-honest = Path.write_bytes
-def write_bytes(path, data):
-    written = honest(path, data)
-    announce()
-    return written
-Path.write_bytes = write_bytes
-""",
-}
-
-
-@pytest.mark.parametrize("moment", HOOKS)
-def test_an_interrupted_make_leaves_no_golden(workplace: Path, folder: Path, moment: str) -> None:
-    before = files(workplace)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(hook=HOOKS[moment]), *command(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        assert "announced\n" in iter(process.stdout.readline, "")
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert files(workplace) == before
-    assert process.returncode == 130
-    assert errors == "error: interrupted; nothing is half written\n"
