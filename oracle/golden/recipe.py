@@ -53,11 +53,13 @@ class Message(BaseModel):
     model_config = _STRICT
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = Field(min_length=1)
+    content: str
 
     @field_validator("content")
     @classmethod
-    def _encodable(cls, content: str) -> str:
+    def _some_encodable(cls, content: str) -> str:
+        if not content:
+            raise ValueError("an empty message says nothing; leave it out")
         return _encodable(content)
 
 

@@ -154,8 +154,8 @@ def _text_findings(case: Case) -> tuple[list[Finding], int]:
 
 def _chats(case: Case) -> list[tuple[PromptEvidence, PromptSpec]]:
     """The chat prompts, each with what the recipe says of it."""
-    pairs = zip(case.golden.prompts, case.golden.document.recipe.prompts, strict=True)
-    return [(prompt, spec) for prompt, spec in pairs if spec.messages is not None]
+    specs = {spec.name: spec for spec in case.golden.document.recipe.prompts if spec.messages is not None}
+    return [(prompt, specs[prompt.name]) for prompt in case.golden.prompts if prompt.name in specs]
 
 
 def _chat_template(case: Case) -> str:

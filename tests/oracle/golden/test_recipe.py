@@ -194,6 +194,8 @@ def test_a_recipe_that_uses_nothing_new_is_written_and_named_as_before() -> None
         "floor_arms": {"bf16": ["x", "y"]},
         "versions": {"numpy": "2"},
     }
+    text = PromptSpec(name="a", text="x", new_tokens=3)
+    assert text.model_dump(mode="json") == {"name": "a", "text": "x", "ids": None, "new_tokens": 3}
     assert Recipe.model_validate(recipe().model_dump(mode="json")) == recipe()
     newer = recipe(prompts=(chat("low"),), stop_at_eos=True, eos_ids=(1,))
     assert Recipe.model_validate(newer.model_dump(mode="json")) == newer

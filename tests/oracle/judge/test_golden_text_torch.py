@@ -113,6 +113,13 @@ def test_chats_that_cannot_be_rendered_are_incomplete_and_not_green(chat: Case, 
     assert "has no chat template" in judgement.findings[0].headline
 
 
+def test_a_golden_of_ids_alone_needs_neither_tokenizer_nor_template(case: Case, tmp_path: Path) -> None:
+    folder = mini_without(tmp_path, "tokenizer.json")
+    golden = replace(case.golden, prompts=tuple(replace(p, text=None) for p in case.golden.prompts))
+    judgement = GATE.judge(replace(case, golden=golden, checkpoint=Checkpoint.open(folder)))
+    assert (judgement.verdict, judgement.measured["texts_tokenized"]) == ("pass", 0)
+
+
 def test_a_missing_tokenizer_is_an_error_and_no_text_that_was_not_compared(tmp_path: Path) -> None:
     folder = mini_without(tmp_path, "tokenizer.json")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):

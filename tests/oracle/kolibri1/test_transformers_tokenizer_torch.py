@@ -167,7 +167,7 @@ def test_a_chat_without_a_template_is_refused_and_a_text_is_not(copy: Path) -> N
 @pytest.mark.parametrize(
     ("template", "named"),
     [
-        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{{ raise_exception('no such role\\nhere') }}", "no such role"),
         ("{{ messages[7].content }}", "has no element 7"),
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
         ("{% if %}", "Expected an expression"),
