@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Threads that wait by spinning take the core from the thread they wait for wherever cores are shared: a token then takes
+# 5 to 10 times as long. OpenMP reads this when numba first starts its threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from numba import njit
 from numba.core.caching import FunctionCache
