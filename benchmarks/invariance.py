@@ -10,6 +10,7 @@ Ends with 0 when the reference's logits are bit-identical throughout, 1 when not
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ CHANGES: dict[str, Runner] = {
 def set_threads(threads: int) -> None:
     """torch's and numba's, in this process."""
     torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(threads, os.cpu_count() or 1))
 
 
 def measure(peer: ReferencePeer | TransformersPeer, sequences: list[list[int]]) -> dict[str, tuple[float, float]]:

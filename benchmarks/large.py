@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ def measure_large(folder: Path, small: dict[str, Any] | None, threads: int) -> t
     shards = RELEASE_SHARDS if small is None else 2
     checkpoint = make_checkpoint(folder / "slice", sliced, shards=2 if small else 4)
     ran = run_worker(job(checkpoint, TOKENS, PREFILL), threads)
-    for path in checkpoint.iterdir():
-        path.unlink()
+    shutil.rmtree(checkpoint)
     progress(f"writing the headers of {whole['num_hidden_layers']} layers in {shards} sparse shards")
     hollow = run_worker(job(write_hollow(folder / "hollow", whole, shards=shards), 2, 0), threads)
     figures = {
@@ -111,26 +111,24 @@ def print_extrapolation(ran: Ran, hollow: Ran, sliced: dict[str, Any], whole: di
     per_tensor = ran.result["start_s"] / ran.result["tensors"]
     start, tensors = hollow.result["start_s"], hollow.result["tensors"]
     print(
-        f"Start-up. Slice: {ran.result['start_s']:.3f} s / {ran.result['tensors']:,} tensors = {per_tensor * 1e6:.1f} us each;"
+        f"Start-up. Slice: {ran.result['start_s']:.3f} s / {ran.result['tensors']:,} tensors = {per_tensor * 1e6:.1f} us each\n"
+        f"x {tensors:,} = {per_tensor * tensors:.2f} s expected. Measured on all {all_layers} layers' headers: {start:.2f} s.\n"
     )
-    print(f"x {tensors:,} = {per_tensor * tensors:.2f} s expected. Measured on the whole release's headers: {start:.2f} s.\n")
     fixed = hollow.result["anonymous_open"]
     growth = ran.peak_anonymous - ran.result["anonymous_open"]
     bound = fixed + growth * all_layers / layers
     print(
-        f"Anonymous memory. When the release is open: {fixed / 1e6:.0f} MB, measured. While the slice runs {TOKENS} tokens and a"
-    )
-    print(
-        f"prefill of {PREFILL}: + {growth / 1e6:.0f} MB. If all of that grew with the layers (it need not): {fixed / 1e6:.0f} +"
-    )
-    print(
-        f"{growth / 1e6:.0f} x {all_layers} / {layers} = {bound / 1e6:.0f} MB. Measured on the release of zeros: {hollow.peak_anonymous / 1e6:.0f} MB.\n"
+        f"Anonymous memory. With all {all_layers} layers' headers open: {fixed / 1e6:.0f} MB, measured. While the slice runs\n"
+        f"{TOKENS} tokens and a prefill of {PREFILL}: + {growth / 1e6:.0f} MB. Were all of that to grow with the layers:\n"
+        f"{fixed / 1e6:.0f} + {growth / 1e6:.0f} x {all_layers} / {layers} = {bound / 1e6:.0f} MB.\n"
+        f"Measured on all layers of zeros, two tokens: {hollow.peak_anonymous / 1e6:.0f} MB.\n"
     )
     full, sliding = (kv_bytes_per_token(release, sliding=kind) for kind in (False, True))
     kept = min(CONTEXT, release.sliding_window)
-    kv = full * CONTEXT + sliding * kept
-    print(f"KV cache, fp32, {CONTEXT:,} tokens: full layers {full:,} B x {CONTEXT:,} + sliding layers {sliding:,} B x {kept} =")
-    print(f"{kv / 1e6:.0f} MB, to be added.\n")
+    print(
+        f"KV cache, fp32, {CONTEXT:,} tokens: full layers {full:,} B x {CONTEXT:,} + sliding layers {sliding:,} B x {kept} =\n"
+        f"{(full * CONTEXT + sliding * kept) / 1e6:.0f} MB, to be added.\n"
+    )
     return [
         Mark("GiB of anonymous memory at 50 layers, KV cache apart", bound / GIB, ANONYMOUS_GIB, at_most=True),
         Mark("seconds of start-up with the release's headers", start, START_SECONDS, at_most=True),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from large import measure_large
-from machine import available_memory
+from machine import available_memory, busy_share
 from peers import PEERS, peer_bytes
 from processes import run_worker
 from scratch import make_checkpoint, progress, scratch_folder
@@ -43,6 +44,9 @@ SMALL = geometry(
 )
 LENGTHS = {"prefill": 512, "context": 128, "warm": 4, "tokens": 32, "rounds": 2}
 SMALL_LENGTHS = {"prefill": 32, "context": 8, "warm": 1, "tokens": 4, "rounds": 1}
+
+QUIET = 0.1
+"""Share of the cores that other processes may take before the figures are called into doubt."""
 
 # The marks: fractions and ratios that the project set itself.
 READ_BANDWIDTH, OVER_BF16, OVER_FP32, PREFILL = 0.5, 1.6, 2.8, 0.5
@@ -98,8 +102,7 @@ def run(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
         report |= measure_peers(args, checkpoint)
         marks += print_peers(report)
         if not args.checkpoint and not args.keep:
-            for path in checkpoint.iterdir():
-                path.unlink()
+            shutil.rmtree(checkpoint)
     if args.large or args.only_large:
         report["large"], large_marks = measure_large(folder, SMALL if args.small else None, args.threads)
         marks += large_marks
@@ -115,13 +118,24 @@ def measure_peers(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     bandwidth = [measured(bandwidth_job, args.threads)["gb_per_s"]]
     progress(f"read bandwidth: {bandwidth[0]:.1f} GB/s")
     peers: dict[str, Any] = {}
+    busiest = 0.0
     for name in args.peers:
+        busy = busy_share()
+        busiest = max(busiest, busy)
+        if busy > QUIET:
+            progress(f"other processes take {busy:.0%} of the cores; for figures that mean something, stop them and run again")
         peers[name] = measure_peer(name, folder, config, args)
     bandwidth.append(measured(bandwidth_job, args.threads)["gb_per_s"])
     progress(f"read bandwidth: {bandwidth[1]:.1f} GB/s")
     lengths = SMALL_LENGTHS if args.small else LENGTHS
     touched = touched_bytes(config)
-    return {"read_gb_per_s": bandwidth, "lengths": lengths, "touched_bytes": touched, "peers": peers}
+    return {
+        "read_gb_per_s": bandwidth,
+        "busiest": busiest,
+        "lengths": lengths,
+        "touched_bytes": touched,
+        "peers": peers,
+    }
 
 
 def measured(job: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -151,12 +165,13 @@ def print_peers(report: dict[str, Any]) -> list[Mark]:
     print(f"\n## Two layers, {report['threads']} threads\n")
     first, last = report["read_gb_per_s"]
     print(
-        f"Read bandwidth: {first:.1f} GB/s before the peers, {last:.1f} after (numba, all threads add up one buffer of 64-bit"
+        f"Read bandwidth: {first:.1f} GB/s before the peers, {last:.1f} after (numba, all threads add up one buffer of 64-bit\n"
+        f"words, best of 7). The larger one counts. Decode: median of {lengths['tokens']} tokens after a context of\n"
+        f"{lengths['context']}. Prefill: {lengths['prefill']} tokens with all their logits, best of {lengths['rounds']} after\n"
+        "one that is not counted.\n"
     )
-    print(f"words, best of 7). The larger one counts. Decode: median of {lengths['tokens']} tokens after a context of")
-    print(
-        f"{lengths['context']}. Prefill: {lengths['prefill']} tokens with all their logits, best of {lengths['rounds']} after one.\n"
-    )
+    if (busy := report["busiest"]) > QUIET:
+        print(f"Other processes took up to {busy:.0%} of the cores just before a peer ran: these figures mean little.\n")
     print_table(["bytes a token must read", "MB"], [[n, f"{b / 1e6:.2f}"] for n, b in [*touched.items(), ("sum", total)]])
     ours = best(peers, "reference", "decode_ms")
     prefill = best(peers, "reference", "prefill_s")
@@ -180,9 +195,9 @@ def print_peers(report: dict[str, Any]) -> list[Mark]:
     head = ["peer", "decode ms/token", "x ours", "prefill s", "ours / it", "start s", "peak anonymous GB", "peak resident GB"]
     print_table(head, rows)
     print(
-        "Start: opening and filling. transformers is filled by this script, not by its own loader, which takes longer and peaks"
+        "Start: opening and filling. transformers is filled by this script, not by its own loader, which takes longer and\n"
+        "peaks higher. Peak resident counts mapped weights, which the kernel may take back.\n"
     )
-    print("higher. Peak resident counts mapped weights, which the kernel may take back.\n")
     bf16, fp32 = (best(peers, f"transformers-{dtype}", "decode_ms") for dtype in ("bf16", "fp32"))
     fp32_prefill = best(peers, "transformers-fp32", "prefill_s")
     reached = total / 1e6 / ours / bandwidth if ours else None
