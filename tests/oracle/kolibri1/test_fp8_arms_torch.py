@@ -109,7 +109,7 @@ def test_the_fp8_kv_arm_keeps_keys_and_values_as_e4m3(tiny: Checkpoint, sizes: l
         assert not torch.equal(got, exact)
 
 
-def test_a_token_attends_to_its_own_rounded_key_and_value(tmp_path: Path) -> None:
+def test_a_token_attends_to_its_own_rounded_key_and_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One token of one layer: what attention mixes is its value alone, and that comes from the cache."""
     one_layer = WIDE | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     checkpoint = Checkpoint.open(write_synthetic(tmp_path / "one", one_layer, shards=1))
@@ -121,7 +121,7 @@ def test_a_token_attends_to_its_own_rounded_key_and_value(tmp_path: Path) -> Non
         mixed.append(honest(*args))
         return mixed[-1]
 
-    reference.m.attend = attend
+    monkeypatch.setattr(reference.m, "attend", attend)
     cache = reference.new_cache()
     reference.forward([7], cache)
     assert torch.equal(mixed[0].reshape(2, 12, 128), cache.layers[0].values.expand(2, 12, 128))
