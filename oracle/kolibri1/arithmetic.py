@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+
+from oracle.kolibri1.config import Kolibri1Config
 
 
 class Arithmetic(Protocol):
@@ -41,7 +44,7 @@ class Arithmetic(Protocol):
         ...
 
     def rope_angles(self, positions: range) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, D] of position * theta^(-2j / D), fp32 angles, halves repeated (NeoX)."""
+        """cos and sin [T, D] of position * theta^(-2j / D), the angles fp32 in every arm, halves repeated (NeoX)."""
         ...
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -71,3 +74,13 @@ class Arithmetic(Protocol):
     def combine(self, outputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
         """[T, H]: the weighted sum of the experts' outputs [T, k, H], and the shared expert."""
         ...
+
+
+def inverse_frequencies(config: Kolibri1Config) -> torch.Tensor:
+    """float32 [D / 2]: RoPE's theta^(-2j / D), in the steps that transformers takes, each rounded to float32.
+
+    One power at a time in float64: a vector library's float32 power differs between machines.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
+    powers = [float(config.rope_theta) ** float(exponent) for exponent in exponents]
+    return torch.from_numpy(np.float32(1) / np.array(powers, dtype=np.float32))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from oracle.errors import UsageError
+from oracle.kolibri1.arithmetic import inverse_frequencies
 from oracle.kolibri1.checkpoint import Checkpoint, RawBytes
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX
@@ -44,10 +45,7 @@ class KernelArithmetic:
         self._checkpoint = checkpoint
         self._matrices: dict[str, _Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
-        half = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64).to(torch.float32) / self.config.head_dim
-        # One power at a time in float64: a vector library's float32 power differs between machines.
-        powers = [float(self.config.rope_theta) ** float(exponent) for exponent in half]
-        self._inverse_frequencies = np.float32(1) / np.array(powers, dtype=np.float32)
+        self._inverse_frequencies = inverse_frequencies(self.config).numpy()
 
     def embed(self, ids: list[int]) -> torch.Tensor:
         return _widen(np.stack([self._checkpoint.row("model.embed_tokens.weight", i) for i in ids]))

@@ -30,8 +30,10 @@ class Dense:
         return self.w[name] * x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.rms_norm_eps)
 
     def rope(self, x: np.ndarray, position: int) -> np.ndarray:
+        """Angles are float32 products of float32 frequencies, in the model's definition; all else is float64."""
         half = self.config.head_dim // 2
-        angle = position * self.config.rope_theta ** (-2.0 * np.arange(half) / self.config.head_dim)
+        powers = (self.config.rope_theta ** (np.arange(half) / half)).astype(np.float32)
+        angle = (np.float32(position) * (np.float32(1) / powers)).astype(np.float64)
         a, b = x[:half], x[half:]
         return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
 
