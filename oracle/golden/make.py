@@ -26,8 +26,8 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.subjects.protocol import NumericClass
 
-CLASSES: tuple[NumericClass, ...] = ("fp32", "bf16")
-"""The classes this version measures a floor for."""
+CLASSES: tuple[NumericClass, ...] = ("fp32", "bf16", "w8a8", "fp8-kv")
+"""The classes whose floors a golden holds."""
 
 Progress = Callable[[str, int, int], None]
 """Called as (what, positions done, of)."""

@@ -6,7 +6,7 @@ golden is one arm; a class's floor is the spread of the class's other arms aroun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oracle.errors import UsageError
@@ -52,6 +52,28 @@ class Arm:
 TRUTH = Arm("float32", "fp32", "float32", kernels=True)
 """The arm whose values a golden stores, unless another is asked for."""
 
+_BF16 = (
+    Arm("bfloat16", "bf16", "bfloat16"),
+    Arm("bfloat16-per-expert", "bf16", "bfloat16", combine="per-expert"),
+    Arm("bfloat16-with-shared", "bf16", "bfloat16", combine="fp32-with-shared"),
+    Arm("bfloat16-fused", "bf16", "bfloat16", residual="fused"),
+    Arm("bfloat16-kept", "bf16", "bfloat16", probabilities="kept"),
+    Arm("bfloat16-permuted", "bf16", "bfloat16", reduction="permuted"),
+    Arm("bfloat16-once", "bf16", "bfloat16", norms="once"),
+    Arm("bfloat16-fused-per-expert", "bf16", "bfloat16", "per-expert", "fused"),
+    Arm("bfloat16-fused-once-kept", "bf16", "bfloat16", "fp32", "fused", "kept", "once"),
+    Arm("bfloat16-fused-kept-with-shared", "bf16", "bfloat16", "fp32-with-shared", "fused", "kept", "twice", "permuted"),
+)
+
+
+def _like_bf16(name: NumericClass, activations: Literal["kept", "quantized"], kv_cache: Literal["kept", "fp8"]) -> list[Arm]:
+    """The bf16 arms' rounding points and orders in a class that quantizes more: `w8a8`, `w8a8-per-expert`, ..."""
+    return [
+        replace(arm, name=arm.name.replace("bfloat16", name), numeric_class=name, activations=activations, kv_cache=kv_cache)
+        for arm in _BF16
+    ]
+
+
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
@@ -61,18 +83,9 @@ ARMS: dict[str, Arm] = {
         Arm("float32-permuted", "fp32", "float32", reduction="permuted"),
         Arm("float32-per-expert", "fp32", "float32", combine="per-expert"),
         Arm("float32-per-expert-permuted", "fp32", "float32", combine="per-expert", reduction="permuted"),
-        Arm("bfloat16", "bf16", "bfloat16"),
-        Arm("bfloat16-per-expert", "bf16", "bfloat16", combine="per-expert"),
-        Arm("bfloat16-with-shared", "bf16", "bfloat16", combine="fp32-with-shared"),
-        Arm("bfloat16-fused", "bf16", "bfloat16", residual="fused"),
-        Arm("bfloat16-kept", "bf16", "bfloat16", probabilities="kept"),
-        Arm("bfloat16-permuted", "bf16", "bfloat16", reduction="permuted"),
-        Arm("bfloat16-once", "bf16", "bfloat16", norms="once"),
-        Arm("bfloat16-fused-per-expert", "bf16", "bfloat16", "per-expert", "fused"),
-        Arm("bfloat16-fused-once-kept", "bf16", "bfloat16", "fp32", "fused", "kept", "once"),
-        Arm("bfloat16-fused-kept-with-shared", "bf16", "bfloat16", "fp32-with-shared", "fused", "kept", "twice", "permuted"),
-        Arm("w8a8", "w8a8", "bfloat16", activations="quantized"),
-        Arm("fp8-kv", "fp8-kv", "bfloat16", kv_cache="fp8"),
+        *_BF16,
+        *_like_bf16("w8a8", "quantized", "kept"),
+        *_like_bf16("fp8-kv", "kept", "fp8"),
     )
 }
 
