@@ -25,7 +25,7 @@ from tables import print_table
 
 from oracle.errors import KolibriError
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.synthetic import geometry
+from oracle.kolibri1.synthetic import TINY, geometry
 
 MODERATE = geometry(
     layer_types=["sliding_attention"] * 3 + ["full_attention"],
@@ -38,7 +38,6 @@ MODERATE = geometry(
     vocab_size=4000,
     sliding_window=129,
 )
-SMALL = MODERATE | {"vocab_size": 300, "eos_token_id": 299, "pad_token_id": 298}
 SEQUENCES, TOKENS, CHUNK = 4, 256, 64
 
 Runner = Callable[[Any, list[list[int]]], torch.Tensor]
@@ -109,7 +108,9 @@ def measure(peer: ReferencePeer | TransformersPeer, sequences: list[list[int]]) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="fewer and shorter sequences, to try this script")
+    parser.add_argument(
+        "--small", action="store_true", help="a geometry of seconds, to try this script; its figures mean nothing"
+    )
     args = parser.parse_args()
     try:
         with scratch_folder() as folder:
@@ -123,7 +124,7 @@ def main() -> int:
 
 
 def run(folder: Path, small: bool) -> int:
-    checkpoint = Checkpoint.open(make_checkpoint(folder / "moderate", SMALL if small else MODERATE, shards=2))
+    checkpoint = Checkpoint.open(make_checkpoint(folder / "moderate", TINY if small else MODERATE, shards=2))
     tokens = CHUNK + 6 if small else TOKENS
     ids = np.random.default_rng(1).integers(0, checkpoint.config.vocab_size, (SEQUENCES, tokens)).tolist()
     rows, reference_moved = [], False
