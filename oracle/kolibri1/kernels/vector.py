@@ -174,7 +174,7 @@ def _weights(
     if kind == "f32":
         return _load(builder, address, _VECTOR, 4), _load(builder, _at(builder, address, 1, 4 * LANES), _VECTOR, 4)
     if kind == "bf16":
-        word = _load(builder, address, ir.VectorType(_I32, LANES), 2)
+        word = _load(builder, address, ir.VectorType(_I32, LANES), 1)
         even = builder.shl(word, _constant(_I32, 16))
         odd = builder.and_(word, _constant(_I32, 0xFFFF0000))
         return builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)
