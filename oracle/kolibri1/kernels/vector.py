@@ -175,7 +175,7 @@ def _weights(builder: _Builder, kind: Kind, row: _Value, group: _Value, scale: _
     if kind == "f32":
         return _load(builder, address, _VECTOR, 4), _load(builder, _at(builder, address, 1, 4 * LANES), _VECTOR, 4)
     if kind == "bf16":
-        word = _load(builder, address, ir.VectorType(_I32, LANES), 2)
+        word = _load(builder, address, ir.VectorType(_I32, LANES), 1)
         even = builder.shl(word, _constant(_I32, 16))
         odd = builder.and_(word, _constant(_I32, 0xFFFF0000))
         return builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import ml_dtypes
+import numba
 import numpy as np
 import pytest
-from documented_order import bf16_product, dot, fma, fp8_product, fp8_values
+from documented_order import bf16_product, dot, fma, fp8_product, fp8_values, packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,23 +149,51 @@ def moved(array: np.ndarray, offset: int) -> np.ndarray:
     return copy
 
 
+class Jobs:
+    """bf16 jobs of unequal cost, (rows, groups, tokens) each, and the order's answer to each; outputs hold NaN before."""
+
+    def __init__(self, shapes: list[tuple[int, int, int]]) -> None:
+        rng = np.random.default_rng(4)
+        self.outs, self.expected, self._kept = [], [], []
+        table = []
+        for rows, groups, tokens in shapes:
+            weights = rng.normal(0, 1, (rows, 32 * groups)).astype(ml_dtypes.bfloat16)
+            inputs = rng.normal(0, 1, (tokens, 32 * groups)).astype(np.float32)
+            x, out = packed(inputs), np.full((tokens, rows), np.nan, np.float32)
+            stored = (0, weights.ctypes.data, weights.strides[0], 0, 0, 1, 1, groups, rows)
+            table.append((*stored, x.ctypes.data, x.strides[0], tokens, out.ctypes.data, out.strides[0]))
+            self.outs.append(out)
+            self.expected.append(dot(weights.astype(np.float32), inputs))
+            self._kept.append((weights, x))
+        self.table = np.array(table, dtype=np.int64)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 64])
 def test_any_cut_among_threads_does_every_row_of_every_job_once(threads: int) -> None:
-    table, outs, kept = [], [], []
-    for rows, width, tokens in ((5, 32, 1), (70, 96, 4), (16, 64, 1), (33, 32, 2)):
-        words, x = np.zeros((rows, width), np.uint16), np.zeros((tokens, width), np.float32)
-        out = np.empty((tokens, rows), np.float32)
-        weights = (0, words.ctypes.data, words.strides[0], 0, 0, 1, 1, width // 32, rows)
-        table.append((*weights, x.ctypes.data, x.strides[0], tokens, out.ctypes.data, out.strides[0]))
-        outs.append(out)
-        kept.append((words, x))
-    jobs, panel = np.array(table, dtype=np.int64), np.empty((products.PANEL, 96), np.float32)
-    total = sum(panels * cost for panels, cost in map(products._cost, jobs))
-    done = [np.zeros(out.shape, int) for out in outs]
+    jobs = Jobs([(5, 1, 1), (70, 3, 4), (16, 2, 1), (33, 1, 2)])
+    panel = np.empty((products.PANEL, 96), np.float32)
+    total = sum(panels * cost for panels, cost in map(products._cost, jobs.table))
+    done = [np.zeros(out.shape, int) for out in jobs.outs]
     for thread in range(threads):
-        for out in outs:
+        for out in jobs.outs:
             out[:] = np.nan
-        products._share(jobs, total * thread // threads, total * (thread + 1) // threads, panel)
-        for count, out in zip(done, outs, strict=True):
+        products._share(jobs.table, total * thread // threads, total * (thread + 1) // threads, panel)
+        for count, out in zip(done, jobs.outs, strict=True):
             count += ~np.isnan(out)
     assert all((count == 1).all() for count in done)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=5))
+def test_two_threads_write_every_row_of_every_job(shapes: list[tuple[int, int, int]]) -> None:
+    jobs, before = Jobs(shapes), numba.get_num_threads()
+    try:
+        numba.set_num_threads(2)
+    except ValueError:
+        pytest.skip("NOT TESTED: numba has one thread on this host, so work was not shared between threads")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "PARALLEL_COST", 0)
+        products.run_jobs(jobs.table)
+    numba.set_num_threads(before)
+    for out, expected in zip(jobs.outs, jobs.expected, strict=True):
+        assert same_bits(out, expected)
