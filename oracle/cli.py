@@ -278,7 +278,7 @@ def main() -> None:
     try:
         app()
     except _Interrupted:
-        _fail("interrupted; nothing is half written (an unfinished golden goes on with the same command)", 130)
+        _fail("interrupted; nothing is half written", 130)
     except KolibriError as error:
         _fail(str(error), 2)
     except DeviceFault as fault:

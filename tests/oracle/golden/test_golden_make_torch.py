@@ -67,7 +67,7 @@ def test_every_class_is_calibrated_on_its_own_arms(made: Made, checkpoint: Check
         assert calibration.arms == tuple(a.name for a in floor_arms(name)) == golden.document.recipe.floor_arms[name]
         assert calibration.positions == golden.positions
         assert sum(calibration.bins.positions) == golden.positions * len(calibration.arms)
-    assert set(golden.document.classes) == {"fp32", "bf16"}
+    assert set(golden.document.classes) == {"fp32", "bf16", "w8a8", "fp8-kv"}
     assert golden.document.classes["fp32"].limits.sketch_slope < 1e-4 < golden.document.classes["bf16"].limits.sketch_slope
     assert golden.document.sensitivity.hidden == ()
 

@@ -70,6 +70,12 @@ def with_chat(case: Case, messages: tuple[Message, ...], effort: ReasoningEffort
     return replace(case, golden=changed_golden).with_run(golden_digest=document.digest)
 
 
+def without_chats(case: Case) -> Case:
+    """The case without the golden's own chat prompts."""
+    chats = {spec.name for spec in case.golden.document.recipe.prompts if spec.messages is not None}
+    return replace(case, golden=replace(case.golden, prompts=tuple(p for p in case.golden.prompts if p.name not in chats)))
+
+
 def with_bands(case: Case, regret: float = 0.0, router_gap: float = 0.0, router_regret: float = 0.0) -> Case:
     """The case judged by these bands."""
     bands = Bands(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judge_cases import headlines, with_chat, with_evidence
+from judge_cases import headlines, with_chat, with_evidence, without_chats
 
 import oracle.judge.golden_gate as golden_gate
 import oracle.judge.session as session
@@ -34,10 +34,10 @@ NOT_ITS_TEXT = "a chat prompt's messages no longer give its text"
 
 @pytest.fixture(scope="module")
 def chat(case: Case) -> Case:
-    """The shipped golden with a chat in place of its first prompt."""
+    """The shipped golden with a chat in place of its first prompt, and no other."""
     tokenizer = TransformersTokenizer(mini_checkpoint())
     text = tokenizer.render([turn.model_dump() for turn in TURNS], "none")
-    return with_chat(case, TURNS, "none", text, list(tokenizer.encode(text)))
+    return with_chat(without_chats(case), TURNS, "none", text, list(tokenizer.encode(text)))
 
 
 def test_each_shipped_text_gives_its_ids(case: Case) -> None:
@@ -115,8 +115,9 @@ def test_chats_that_cannot_be_rendered_are_incomplete_and_not_green(chat: Case, 
 
 def test_a_golden_of_ids_alone_needs_neither_tokenizer_nor_template(case: Case, tmp_path: Path) -> None:
     folder = mini_without(tmp_path, "tokenizer.json")
-    golden = replace(case.golden, prompts=tuple(replace(p, text=None) for p in case.golden.prompts))
-    judgement = GATE.judge(replace(case, golden=golden, checkpoint=Checkpoint.open(folder)))
+    plain = without_chats(case)
+    golden = replace(plain.golden, prompts=tuple(replace(p, text=None) for p in plain.golden.prompts))
+    judgement = GATE.judge(replace(plain, golden=golden, checkpoint=Checkpoint.open(folder)))
     assert (judgement.verdict, judgement.measured["texts_tokenized"]) == ("pass", 0)
 
 
@@ -131,6 +132,13 @@ def test_a_missing_chat_template_is_an_error_only_where_the_golden_has_chats(
 ) -> None:
     folder = mini_without(tmp_path, CHAT_TEMPLATE)
     options = SessionOptions(folder, folder / "golden", "perfect")
+    with pytest.raises(CheckpointError, match="has no chat template"):
+        open_session(options)
+    document = case.golden.document
+    texts = tuple(spec for spec in document.recipe.prompts if spec.messages is None)
+    recipe = document.recipe.model_copy(update={"prompts": texts})
+    plain = replace(without_chats(case).golden, document=document.model_copy(update={"recipe": recipe}))
+    monkeypatch.setattr(session, "load_golden", lambda _folder: plain)
     assert open_session(options).golden.digest == case.golden.digest
     monkeypatch.setattr(session, "load_golden", lambda _folder: chat.golden)
     with pytest.raises(CheckpointError, match="has no chat template"):

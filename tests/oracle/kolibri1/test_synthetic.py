@@ -27,10 +27,11 @@ from safetensors.numpy import save_file
 
 from oracle.errors import CheckpointError, UsageError
 from oracle.kolibri1 import synthetic
-from oracle.kolibri1.checkpoint import INDEX_FILE, Checkpoint
+from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import SCALE_SUFFIX, inventory
 from oracle.kolibri1.release import RELEASE_CONFIG
+from oracle.kolibri1.scan import INDEX_FILE
 from oracle.kolibri1.synthetic import TINY, geometry, tensor_bytes, write_hollow, write_synthetic
 
 NUMPY = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "BF16": ml_dtypes.bfloat16, "F32": np.float32}

@@ -27,7 +27,9 @@ REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
 def test_a_width_that_is_no_multiple_of_32_is_refused(tmp_path: Path, message: str) -> None:
     block, values = REFUSED[message]
     checkpoint = Checkpoint.open(write_synthetic(tmp_path / "narrow", geometry(block=block, **values)))
-    with pytest.raises(UsageError, match=message + r", and the compiled kernels take multiples of 32; use .*\(float32-blas\)"):
+    with pytest.raises(
+        UsageError, match=message + r", and the compiled kernels take multiples of 32; use the arm float32-blas"
+    ):
         Reference(checkpoint)
     plain = Reference(checkpoint, ARMS["float32-blas"])
     assert plain.forward([1, 2, 3], plain.new_cache()).logits.isfinite().all()
