@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
-from oracle.kolibri1.arms import TRUTH
+from oracle.golden.sketch import sketch
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.reference import Reference
+from oracle.kolibri1.reference import ALL_TAPS, NO_TAPS, Reference, Segment
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EXPERTS = ("eager", "grouped_mm")
@@ -35,30 +35,35 @@ class Peer(Protocol):
 
 
 class ReferencePeer:
-    """`oracle.kolibri1.reference`, default arm."""
+    """`oracle.kolibri1.reference`, default arm: alone, and with all that a golden records of a position."""
 
-    variants = (TRUTH.name,)
+    variants = ("alone", "with taps")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._reference = Reference(checkpoint)
+        self._taps = NO_TAPS
         self.start()
 
     def use(self, variant: str) -> None:
-        assert variant in self.variants
+        self._taps = {"alone": NO_TAPS, "with taps": ALL_TAPS}[variant]
 
     def start(self) -> None:
         self._cache = self._reference.new_cache()
 
     def feed(self, ids: list[int]) -> torch.Tensor:
-        return self._reference.forward(ids, self._cache).logits
+        forward = self._reference.forward(ids, self._cache, taps=self._taps)
+        if self._taps is ALL_TAPS:
+            sketch(forward.residual.numpy())
+        return forward.logits
 
-    def taking_turns(self, sequences: list[list[int]], chunk: int) -> torch.Tensor:
-        """Logits [B, T, V] of B sequences of one length, each with its own cache, `chunk` ids of each in turn."""
+    def batched(self, sequences: list[list[int]], chunk: int) -> torch.Tensor:
+        """Logits [B, T, V] of B sequences of one length, each with its own cache, `chunk` ids of each in every pass."""
         caches = [self._reference.new_cache() for _ in sequences]
         parts: list[list[torch.Tensor]] = [[] for _ in sequences]
         for at in range(0, len(sequences[0]), chunk):
-            for ids, cache, logits in zip(sequences, caches, parts, strict=True):
-                logits.append(self._reference.forward(ids[at : at + chunk], cache).logits)
+            segments = [Segment(ids[at : at + chunk], cache) for ids, cache in zip(sequences, caches, strict=True)]
+            for logits, forward in zip(parts, self._reference.forward_batch(segments), strict=True):
+                logits.append(forward.logits)
         return torch.stack([torch.cat(logits) for logits in parts])
 
 

@@ -49,7 +49,7 @@ QUIET = 0.1
 """Share of the cores that other processes may take before the figures are called into doubt."""
 
 # The marks: fractions and ratios that the project set itself.
-READ_BANDWIDTH, OVER_BF16, OVER_FP32, PREFILL = 0.5, 1.6, 2.8, 0.5
+READ_BANDWIDTH, OVER_BF16, OVER_FP32, PREFILL, TAPS = 0.5, 1.6, 2.8, 0.5, 0.1
 
 
 def main() -> int:
@@ -203,7 +203,11 @@ def print_peers(report: dict[str, Any]) -> list[Mark]:
     reached = total / 1e6 / ours / bandwidth if ours else None
     if ours and reached:
         print(f"Read: {total / 1e6:.2f} MB / {ours:.2f} ms = {total / 1e6 / ours:.2f} GB/s of {bandwidth:.1f} GB/s\n")
+    taps = None
+    if variants := peers.get("reference", {}).get("variants"):
+        taps = variants["with taps"]["decode_ms"] / variants["alone"]["decode_ms"] - 1
     return [
+        Mark("cost of taps (routing, hidden states, sketches) of a token's time", taps, TAPS, at_most=True),
         Mark("fraction of the read bandwidth", reached, READ_BANDWIDTH),
         Mark("times as fast as transformers' best bf16", bf16 / ours if bf16 and ours else None, OVER_BF16),
         Mark("times as fast as transformers' best fp32", fp32 / ours if fp32 and ours else None, OVER_FP32),

@@ -15,7 +15,7 @@ import torch
 from oracle.golden.compare import Comparison, Shown, compare
 from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
 from oracle.golden.sketch import sketch
-from oracle.kolibri1.reference import Forward, Reference, Taps, argmax_lowest_id
+from oracle.kolibri1.reference import Forward, Reference, Routing, Taps, argmax_lowest_id
 
 Tick = Callable[[int], None]
 """Called with the number of positions just computed."""
@@ -136,6 +136,14 @@ def compare_arm(reference: Reference, prompt: PromptEvidence, tick: Tick | None 
         if tick is not None:
             tick(len(part))
     return compare(prompt, Shown(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))))
+
+
+def forced_routing(prompt: PromptEvidence) -> Routing:
+    """A golden's expert sets and weights of one prompt, at every position it was fed: for `Reference.forward(routing=...)`.
+
+    With them an engine's own router noise is out of a comparison: what still differs is arithmetic.
+    """
+    return Routing(torch.from_numpy(prompt.expert_ids.astype(np.int64)), torch.from_numpy(prompt.expert_weights.copy()))
 
 
 def _rows(part: Forward) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ E4M3FN_MAX = 448.0
 
 def to_e4m3fn(x: torch.Tensor) -> torch.Tensor:
     """Each value as e4m3fn holds it (nearest, ties to even, saturating at 448), in x's dtype."""
-    clamped = x.float().clamp(-E4M3FN_MAX, E4M3FN_MAX)  # torch's own conversion makes NaN of what is larger
+    clamped = x.float().clamp(-E4M3FN_MAX, E4M3FN_MAX)  # part of the rule: torch's versions differ in what they make of more
     return E4M3FN[clamped.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int64)].to(x.dtype)
 
 
