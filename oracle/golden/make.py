@@ -189,7 +189,7 @@ def _measure_class(
         parts: list[Comparison] = []
         for prompt in evidence:
             with steps.of(f"floor {numeric_class}", len(prompt.fed)) as tick:
-                key = f"floor-{name}-{prompt.name}"
+                key = f"floor-{name}.{prompt.name}"  # a dot: neither name has one, and both have hyphens
                 if (kept := work.get(key)) is None:
                     kept = asdict(compare_arm(reference, prompt, tick))
                     work.put(key, kept)

@@ -72,6 +72,14 @@ def test_every_class_is_calibrated_on_its_own_arms(made: Made, checkpoint: Check
     assert golden.document.sensitivity.hidden == ()
 
 
+def test_prompt_names_that_look_like_parts_of_arm_names_change_no_number(made: Made, checkpoint: Checkpoint) -> None:
+    """Arm `bfloat16` on prompt `once-x`, and arm `bfloat16-once` on prompt `x`, are two results."""
+    names = ("x", "once-x", "per-expert-x")
+    specs = [spec.model_copy(update={"name": name}) for spec, name in zip(PROMPTS, names, strict=True)]
+    golden, _ = make.make_golden(make.plan(checkpoint, specs))
+    assert golden.document.classes == made.golden.document.classes
+
+
 def test_an_arm_is_compared_by_its_own_pass(made: Made, checkpoint: Checkpoint) -> None:
     prompt = made.golden.prompts[0]
     measured = {name: compare_arm(Reference(checkpoint, ARMS[name]), prompt) for name in ("float32", "bfloat16")}

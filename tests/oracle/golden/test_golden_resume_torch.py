@@ -120,8 +120,8 @@ def test_a_killed_make_goes_on_where_it_stopped_and_gives_the_same_golden(
     assert errors.startswith(f"going on from {len(kept)} results of an unfinished run\n")
     truths = {f"truth-{spec.name}" for spec in PROMPTS}
     arms = [arm for of_class in made.golden.document.recipe.floor_arms.values() for arm in of_class]
-    floors = {f"floor-{arm}-{spec.name}" for arm in arms for spec in PROMPTS}
-    again = {f"truth-{c}" if " " not in c else "floor-" + c.replace(" ", "-") for c in computed}
+    floors = {f"floor-{arm}.{spec.name}" for arm in arms for spec in PROMPTS}
+    again = {f"truth-{c}" if " " not in c else "floor-" + c.replace(" ", ".") for c in computed}
     assert again == (truths | floors) - kept
     assert load_golden(workplace / "made").document == made.golden.document
     assert (workplace / "made" / "golden.safetensors").read_bytes() == made.packed
