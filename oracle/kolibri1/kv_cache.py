@@ -43,6 +43,10 @@ class LayerCache:
         self._buffers[1, :, self._end : self._end + tokens] = values
         self._end += tokens
 
+    def rewind(self, length: int) -> None:
+        """Drop the positions from `length` on."""
+        self._end = self._start + length - self.first
+
     def forget(self) -> None:
         """Drop what no later query of a sliding layer sees: all but window - 1 positions."""
         if self._window is not None and (dropped := self._end - self._start - (self._window - 1)) > 0:
@@ -64,6 +68,17 @@ class KVCache:
             for layer in range(config.num_hidden_layers)
         ]
         self.length = 0
+
+    def rewind(self) -> None:
+        """Drop what a pass left that did not end: positions beyond `length`."""
+        for layer in self.layers:
+            layer.rewind(self.length)
+
+    def advance(self, tokens: int) -> None:
+        """Count the positions that every layer was given, and let sliding layers forget."""
+        self.length += tokens
+        for layer in self.layers:
+            layer.forget()
 
     def nbytes(self) -> int:
         """Bytes allocated for keys and values."""

@@ -154,12 +154,16 @@ class Reference:
     def forward_batch(self, segments: Sequence[Segment], *, taps: Taps = ALL_TAPS) -> list[Forward]:
         """One pass over parts of several sequences, each with its own cache; one result per segment.
 
+        A pass that ends in an error or an interruption leaves every cache as it was for the next one.
+
         Raises:
             UsageError: a segment without ids or with one outside the vocabulary, forced routing of another shape, or one
                 cache in two segments; nothing is cached then.
         """
         config, m = self.config, self.m
         self._check(segments)
+        for segment in segments:
+            segment.cache.rewind()
         ids = [i for segment in segments for i in segment.ids]
         tokens, layers = len(ids), config.num_hidden_layers
         expert_ids = torch.empty(tokens, layers, config.num_experts_per_tok, dtype=torch.int64)
@@ -188,9 +192,9 @@ class Reference:
                 router_logits[:, layer] = logits
         if taps.hidden:
             hidden[:, layers] = h
-        for segment in segments:
-            segment.cache.length += len(segment.ids)
         logits = m.product(m.norm(unrounded, "model.norm.weight"), "lm_head.weight")
+        for segment in segments:
+            segment.cache.advance(len(segment.ids))
         whole = Forward(logits, expert_ids, weights, gap, router_logits, hidden)
         return [whole[span] for span in _spans(segments)]
 
@@ -217,7 +221,6 @@ class Reference:
             window = config.sliding_window if config.is_sliding(layer) else position + len(segment.ids)
             first = (last - (window - 1)).clamp(min=0)  # the query's own position and window - 1 before it
             mixed.append(m.attend(q[span], cache.keys, cache.values, first - cache.first, last - cache.first))
-            cache.forget()
         return m.linear(torch.cat(mixed), f"{prefix}.o_proj.weight")
 
     def _route(self, x: torch.Tensor, layer: int, segments: Sequence[Segment]) -> tuple[Routing, torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle.errors import CheckpointError
 from oracle.kolibri1.arms import ARMS
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.kv_cache import LayerCache
@@ -30,6 +31,47 @@ def test_a_sliding_layer_keeps_one_window_less_one_and_a_full_layer_everything(
             held = min(start, 8) if tiny.config.is_sliding(layer) else start
             assert kept.keys.shape == kept.values.shape == (2, held, 32)
             assert kept.first == start - held
+
+
+@pytest.mark.parametrize(("step", "left"), [("attend", 1), ("attend", 2), ("product", 4), ("product", 9)])
+def test_a_pass_that_breaks_off_leaves_the_cache_as_it_was(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, step: str, left: int
+) -> None:
+    """In an attention or a router, after one layer or two have taken keys; the same cache then serves again."""
+    reference = Reference(tiny)
+    cache, untouched = reference.new_cache(), reference.new_cache()
+    for same in (cache, untouched):
+        reference.forward(IDS[:12], same)
+    honest = getattr(reference.m, step)
+
+    def breaking(*arguments: object) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return honest(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(reference.m, step, breaking)
+        reference.forward(IDS[12:30], cache)
+    assert cache.length == 12
+    assert torch.equal(reference.forward(IDS[12:], cache).logits, reference.forward(IDS[12:], untouched).logits)
+
+
+def test_a_damaged_head_leaves_the_cache_as_it_was(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Reference(tiny)
+    cache = reference.new_cache()
+    honest = reference.m.product
+
+    def damaged(x: torch.Tensor, name: str) -> torch.Tensor:
+        if name == "lm_head.weight":
+            raise CheckpointError(name)
+        return honest(x, name)
+
+    monkeypatch.setattr(reference.m, "product", damaged)
+    with pytest.raises(CheckpointError):
+        reference.forward(IDS, cache)
+    assert cache.length == 0
 
 
 def numbered(first: int, count: int) -> torch.Tensor:
