@@ -24,6 +24,7 @@ from oracle.golden.unfinished import Unfinished
 from oracle.kolibri1.arms import TRUTH, Arm, arm_named, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
+from oracle.serialization import canonical_json, digest
 from oracle.subjects.protocol import NumericClass
 
 CLASSES: tuple[NumericClass, ...] = ("fp32", "bf16", "w8a8", "fp8-kv")
@@ -49,7 +50,8 @@ class Job:
 
     def digests(self) -> dict[str, str]:
         """What names the job; reads the whole checkpoint once."""
-        return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest()}
+        prompts = digest(canonical_json([asdict(prompt) for prompt in self.prompts]))  # of a tokenizer that neither digest covers
+        return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest(), "prompts": prompts}
 
 
 def plan(checkpoint: Checkpoint, prompts: Sequence[PromptSpec], arm: Arm = TRUTH, *, stop_at_eos: bool = False) -> Job:

@@ -1,7 +1,7 @@
 """The folder in which an unfinished golden grows: what each prompt gave, so that a killed `golden make` can go on.
 
-It holds no `golden.json`, so nothing can take it for a golden. It belongs to one job: the same recipe, checkpoint and
-environment; another job is refused. Every file is whole or absent.
+It holds no `golden.json`, so nothing can take it for a golden. It belongs to one job: the same recipe, checkpoint, tokenized
+prompts and environment; another job is refused. Every file is whole or absent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from oracle.errors import GoldenError, UsageError
-from oracle.serialization import canonical_json, pack_arrays, read_bytes, unpack_arrays, write_file
+from oracle.serialization import canonical_json, new_folder, pack_arrays, read_bytes, unpack_arrays, write_file
 
 SUFFIX = ".unfinished"
 _JOB = "job.json"
@@ -78,12 +78,12 @@ def unfinished(golden: Path, job: Mapping[str, str]) -> Iterator[Unfinished]:
             found = (folder / _JOB).read_bytes() if (folder / _JOB).is_file() else b""
             if found != content:
                 raise UsageError(
-                    f"{folder} holds the unfinished work of another recipe, checkpoint or environment; "
+                    f"{folder} holds the unfinished work of another recipe, checkpoint, tokenizer or environment; "
                     "remove it, or choose another --golden"
                 )
         else:
-            folder.mkdir()
-            write_file(folder / _JOB, content)
+            with new_folder(folder) as temporary:  # never there without its job, whenever it is killed
+                (temporary / _JOB).write_bytes(content)
         try:
             yield Unfinished(folder)
         except BaseException:

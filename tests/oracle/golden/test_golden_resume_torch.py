@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_the_work_of_another_job_is_refused_and_kept(workplace: Path, made: Made
     leave_unfinished(golden)
     before = files(workplace)
     with (
-        pytest.raises(UsageError, match="holds the unfinished work of another recipe, checkpoint or environment; remove it"),
+        pytest.raises(UsageError, match="holds the unfinished work of another recipe, checkpoint, tokenizer or environment; remove it"),
         unfinished(golden, {"recipe": "b"}),
     ):
         pass
@@ -168,6 +169,24 @@ def test_a_recipe_a_checkpoint_or_an_environment_of_its_own_makes_a_job_of_its_o
     others.append(make.plan(made.checkpoint, PROMPTS))
     assert all(other.digests()["recipe"] != job.digests()["recipe"] for other in others)
     assert job.digests()["checkpoint"] == made.checkpoint.digest()
+
+
+def test_prompts_that_another_tokenizer_reads_are_a_job_of_their_own(made: Made) -> None:
+    """Neither the recipe, which holds texts, nor the checkpoint's digest would change."""
+    job = make.plan(made.checkpoint, PROMPTS)
+    first, *others = job.prompts
+    reread = replace(job, prompts=(replace(first, ids=first.ids[::-1]), *others))
+    assert reread.digests() != job.digests()
+
+
+def test_an_unfinished_folder_is_never_seen_without_its_job(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the job is written, the next run would take the folder for another's."""
+    seen: list[bool] = []
+    honest = os.rename
+    monkeypatch.setattr(os, "rename", lambda a, b: (seen.append((Path(a) / "job.json").is_file()), honest(a, b)))
+    with unfinished(workplace / "made", {"recipe": "a"}):
+        pass
+    assert seen == [True]
 
 
 def test_two_makes_of_one_golden_are_kept_apart(workplace: Path) -> None:
