@@ -50,7 +50,9 @@ class Job:
 
     def digests(self) -> dict[str, str]:
         """What names the job; reads the whole checkpoint once."""
-        prompts = digest(canonical_json([asdict(prompt) for prompt in self.prompts]))  # of a tokenizer that neither digest covers
+        prompts = digest(
+            canonical_json([asdict(prompt) for prompt in self.prompts])
+        )  # of a tokenizer that neither digest covers
         return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest(), "prompts": prompts}
 
 

@@ -1,6 +1,7 @@
 """What recomputing a golden found, prompt by prompt, and whether it holds. Needs no torch.
 
-Asked of every prompt: the same chain, and logits within 2e-6 of the largest one. Equal bits are asked for only where the
+Asked of every prompt: the same chain, logits within 2e-6 of the largest one, and all other arrays near. Equal
+bits are asked for only where the
 environment is the one that made the golden: fp32 bits can change with libraries and processors.
 """
 
@@ -19,6 +20,9 @@ from oracle.golden.evidence import PromptEvidence
 BOUND = 2e-6
 """Largest logit error over the largest logit. Two right fp32 implementations differ by 8e-7 to 1.2e-6 (facts, section 7)."""
 
+VALUE_BOUND = 1e-5
+"""Largest error of any other array over its largest value. Two fp32 arms differ by at most 2e-6 on the mini (router gaps)."""
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -30,7 +34,8 @@ class Recomputed:
         chain: how many leading generated ids agree, of `generated`.
         logit_error: largest difference of a stored logit, over the prompt's largest absolute logit.
         sets_differ: positions and layers with another expert set.
-        sets_unexplained: those of them whose stored router gap is no tie (`ROUTER_RESOLUTION`).
+        sets_unexplained: those of them whose router gap, stored or computed, is no tie (`ROUTER_RESOLUTION`).
+        off: names of the arrays that are more than `VALUE_BOUND` off before the first position whose expert sets differ.
         unequal: names of the arrays whose bits differ.
     """
 
@@ -41,6 +46,7 @@ class Recomputed:
     logit_error: float
     sets_differ: int
     sets_unexplained: int
+    off: tuple[str, ...]
     unequal: tuple[str, ...]
 
 
@@ -52,11 +58,13 @@ class Recomputation:
         environment: what differs from the record of the making, as (name, stored, here); empty where bits must be equal.
         prompts: in the golden's order.
         probes: whether the probe prompt's layer inputs have the stored bits.
+        probes_near: whether they are within `VALUE_BOUND`; asked for where that prompt's expert sets agree.
     """
 
     environment: tuple[tuple[str, str, str], ...]
     prompts: tuple[Recomputed, ...]
     probes: bool
+    probes_near: bool
 
     @property
     def bits_required(self) -> bool:
@@ -73,9 +81,13 @@ class Recomputation:
                 lines.append(f"{p.prompt}: a logit is off by {p.logit_error:.2e} of the largest, allowed {BOUND:.0e}")
             elif p.sets_unexplained:
                 lines.append(f"{p.prompt}: {p.sets_unexplained} expert sets differ where the router's gap is no tie")
+            elif p.off:
+                lines.append(f"{p.prompt}: more than {VALUE_BOUND:.0e} of the largest value off: {', '.join(p.off)}")
             elif self.bits_required and p.unequal:
                 lines.append(f"{p.prompt}: the environment is the same, but not the bits of {', '.join(p.unequal)}")
-        if self.bits_required and not self.probes:
+        if not self.probes_near:
+            lines.append(f"the probe prompt's layer inputs are more than {VALUE_BOUND:.0e} of the largest value off")
+        elif self.bits_required and not self.probes:
             lines.append("the probe prompt's layer inputs do not have the stored bits")
         return tuple(lines)
 
@@ -89,7 +101,7 @@ class Recomputation:
             "bits_required": self.bits_required,
             "environment": [list(line) for line in self.environment],
             "failures": list(self.failures),
-            "prompts": [asdict(p) | {"unequal": list(p.unequal)} for p in self.prompts],
+            "prompts": [asdict(p) | {"off": list(p.off), "unequal": list(p.unequal)} for p in self.prompts],
         }
 
 
@@ -106,6 +118,10 @@ def compare_recomputed(
     span = slice(0, len(stored.prompt_ids) + agree)
     arrays = {name: (getattr(stored, name), getattr(computed, name)) for name in PromptEvidence.ARRAYS} | dict(probes)
     differ = (np.sort(computed.expert_ids[span], -1) != np.sort(stored.expert_ids[span], -1)).any(-1)
+    apart = np.flatnonzero(differ.any(-1))
+    before = slice(0, apart[0] if len(apart) else span.stop)
+    values = {name: (getattr(stored, name)[before], getattr(computed, name)[before]) for name in _NEAR}
+    values["expert_weights"] = (_weights_by_id(stored)[before], _weights_by_id(computed)[before])
     return Recomputed(
         prompt=stored.name,
         positions=len(stored.top_ids[span]),
@@ -113,7 +129,8 @@ def compare_recomputed(
         generated=len(chain),
         logit_error=_logit_error(stored, computed, span),
         sets_differ=int(differ.sum()),
-        sets_unexplained=int((differ & (stored.router_gap[span] > ROUTER_RESOLUTION)).sum()),
+        sets_unexplained=int((differ & (np.maximum(stored.router_gap, computed.router_gap)[span] > ROUTER_RESOLUTION)).sum()),
+        off=tuple(name for name, (a, b) in (values | ({} if len(apart) else dict(probes))).items() if not near(a, b)),
         unequal=tuple(name for name, (a, b) in arrays.items() if not same_bits(a, b)),
     )
 
@@ -132,6 +149,18 @@ def environment_differences(stored: Mapping[str, str]) -> tuple[tuple[str, str, 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal shapes, dtypes and bits."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def near(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal shapes, and no difference above `VALUE_BOUND` of the largest value of `b`."""
+    return a.shape == b.shape and bool((np.abs(a - b) <= VALUE_BOUND * np.abs(b).max(initial=0)).all())
+
+
+_NEAR = ("logsumexp", "router_gap", "sketch")
+
+
+def _weights_by_id(evidence: PromptEvidence) -> np.ndarray:
+    return np.take_along_axis(evidence.expert_weights, evidence.expert_ids.argsort(-1), -1)
 
 
 def _logit_error(stored: PromptEvidence, mine: PromptEvidence, span: slice) -> float:

@@ -9,7 +9,7 @@ import torch
 from oracle.errors import UsageError
 from oracle.golden.format import Golden
 from oracle.golden.passes import layer_inputs, truth_pass
-from oracle.golden.recomputation import Recomputation, compare_recomputed, environment_differences, same_bits
+from oracle.golden.recomputation import Recomputation, compare_recomputed, environment_differences, near, same_bits
 from oracle.kolibri1.arms import arm_named
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
@@ -43,11 +43,16 @@ def recompute(golden: Golden, checkpoint: Checkpoint, progress: Callable[[int, i
         computed = truth_pass(reference, stored.name, stored.text, stored.prompt_ids, len(stored.generated), tick=tick)
         at = golden.probes.prompts == index
         probes = {
+            "probe_positions": (golden.probes.positions[at], computed.probe_positions),
             "probe_hidden": (golden.probes.hidden[at], computed.probe_hidden),
             "probe_router_logits": (golden.probes.router_logits[at], computed.probe_router_logits),
         }
         prompts.append(compare_recomputed(stored, computed.evidence, probes))
     inputs = layer_inputs(reference, probed.fed, tick)
+    differ = next(p.sets_differ for p in prompts if p.prompt == probed.name)
     return Recomputation(
-        environment_differences(recipe.versions), tuple(prompts), same_bits(inputs, golden.probes.layer_inputs)
+        environment_differences(recipe.versions),
+        tuple(prompts),
+        probes=same_bits(inputs, golden.probes.layer_inputs),
+        probes_near=bool(differ) or near(golden.probes.layer_inputs, inputs),
     )

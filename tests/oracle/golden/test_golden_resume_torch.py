@@ -148,7 +148,9 @@ def test_the_work_of_another_job_is_refused_and_kept(workplace: Path, made: Made
     leave_unfinished(golden)
     before = files(workplace)
     with (
-        pytest.raises(UsageError, match="holds the unfinished work of another recipe, checkpoint, tokenizer or environment; remove it"),
+        pytest.raises(
+            UsageError, match="holds the unfinished work of another recipe, checkpoint, tokenizer or environment; remove it"
+        ),
         unfinished(golden, {"recipe": "b"}),
     ):
         pass

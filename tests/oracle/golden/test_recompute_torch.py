@@ -83,10 +83,35 @@ def another_expert(golden: Golden) -> Golden:
     return with_first(golden, expert_ids=ids)
 
 
+def wrong(name: str) -> Change:
+    """An array of the first prompt a tenth too large."""
+    return lambda golden: with_first(golden, **{name: getattr(golden.prompts[0], name) * np.float32(1.1)})
+
+
+def wrong_probes(**factors: int) -> Change:
+    def change(golden: Golden) -> Golden:
+        values = {name: getattr(golden.probes, name) * factor for name, factor in factors.items()}
+        return replace(golden, probes=replace(golden.probes, **values))
+
+    return change
+
+
+def a_false_tie(golden: Golden) -> Golden:
+    """Another expert, and a gap that would excuse it."""
+    prompt = another_expert(golden).prompts[0]
+    return with_first(golden, expert_ids=prompt.expert_ids, router_gap=prompt.router_gap * 0)
+
+
 DIFFERENCES: dict[str, tuple[Change, str]] = {
     "a chain": (another_chain, "p0: the chain parts after 9 of 20 ids"),
     "logits": (moved_logits(1.5 * BOUND), r"p0: a logit is off by [23]\.\d+e-06 of the largest, allowed 2e-06"),
     "ids": (other_ids, "p0: a logit is off by .* of the largest"),
+    "a false tie": (a_false_tie, "p0: 1 expert sets differ where the router's gap is no tie"),
+    **{
+        name: (wrong(name), f"p0: more than 1e-05 of the largest value off: {name}")
+        for name in ("logsumexp", "expert_weights", "router_gap", "sketch")
+    },
+    "layer inputs": (wrong_probes(layer_inputs=0), "the probe prompt's layer inputs are more than 1e-05 of the largest"),
     "an expert set": (another_expert, "p0: 1 expert sets differ where the router's gap is no tie"),
 }
 
@@ -100,6 +125,12 @@ def test_a_value_that_is_not_computed_fails_wherever_it_was_made(made: Made, cas
     assert not result.passed
     assert len(result.failures) == 1
     assert re.fullmatch(message + ".*", result.failures[0])
+
+
+@pytest.mark.parametrize("name", ["positions", "hidden", "router_logits"])
+def test_probes_that_are_not_computed_fail_in_any_environment(made: Made, name: str) -> None:
+    result = recompute(elsewhere(wrong_probes(**{name: 0})(made.golden)), made.checkpoint)
+    assert f"probe_{name}" in result.failures[0]
 
 
 def only_first(values: np.ndarray) -> np.ndarray:
