@@ -287,6 +287,12 @@ def _spans(segments: Sequence[Segment]) -> list[slice]:
 
 def _kernels(checkpoint: Checkpoint) -> Arithmetic:
     try:
+        from numba.core import config
+
+        if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+            raise UsageError(
+                "the default arm's kernels run compiled only; unset NUMBA_DISABLE_JIT, or use the arm float32-blas"
+            )
         from oracle.kolibri1.kernels.arithmetic import KernelArithmetic
     except ImportError as error:
         raise UsageError(

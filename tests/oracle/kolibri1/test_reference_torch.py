@@ -112,3 +112,9 @@ def test_no_ids_are_refused(tiny: Checkpoint) -> None:
     reference = Reference(tiny)
     with pytest.raises(UsageError, match="a prompt needs at least one id"):
         reference.forward([], reference.new_cache())
+
+
+def test_kernels_that_may_not_be_compiled_are_refused_in_one_line(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.config.DISABLE_JIT", 1)
+    with pytest.raises(UsageError, match=r"unset NUMBA_DISABLE_JIT, or use the arm float32-blas$"):
+        Reference(tiny)
