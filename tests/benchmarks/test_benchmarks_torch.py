@@ -131,7 +131,7 @@ def test_an_interrupted_benchmark_takes_its_checkpoint_and_its_worker_along(tmp_
 @pytest.mark.slow
 def test_the_invariance_table_has_every_engine_and_every_change(tmp_path: Path) -> None:
     process = start("invariance.py", tmp_path)
-    out, progress = process.communicate()
+    out, _ = process.communicate()
     rows = [line.split("|")[1:-1] for line in out.splitlines() if line.startswith("| ")]
     assert [row[0].strip() for row in rows[2:]] == [
         "reference alone",
