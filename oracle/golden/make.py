@@ -50,9 +50,8 @@ class Job:
 
     def digests(self) -> dict[str, str]:
         """What names the job; reads the whole checkpoint once."""
-        prompts = digest(
-            canonical_json([asdict(prompt) for prompt in self.prompts])
-        )  # of a tokenizer that neither digest covers
+        # The tokenizer's files decide these, and neither of the other digests covers them.
+        prompts = digest(canonical_json([asdict(prompt) for prompt in self.prompts]))
         return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest(), "prompts": prompts}
 
 

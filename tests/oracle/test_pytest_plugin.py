@@ -531,6 +531,7 @@ plugin.run_session = counted
     assert (pytester.path / "runs").read_text() == "run\n"
 
 
+@pytest.mark.slow
 def test_two_workers_are_red_where_a_gate_is_and_partial_where_narrowed(
     pytester: pytest.Pytester, run_workers: Callable[..., pytest.RunResult]
 ) -> None:
@@ -540,6 +541,7 @@ def test_two_workers_are_red_where_a_gate_is_and_partial_where_narrowed(
     assert headline(result) == "verdict: PARTIAL FAIL"
 
 
+@pytest.mark.slow
 def test_two_workers_name_the_gate_that_was_skipped(
     pytester: pytest.Pytester, run_workers: Callable[..., pytest.RunResult]
 ) -> None:

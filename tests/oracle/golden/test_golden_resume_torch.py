@@ -51,11 +51,13 @@ make.compare_arm = compare_arm
 honest = Path.write_bytes
 def write_bytes(path, data):
     written = honest(path, data)
-    announce()
+    if path.name.startswith("golden."):
+        announce()
     return written
 Path.write_bytes = write_bytes
 """,
 }
+MOMENTS = [pytest.param(moment, marks=[] if "floor" in moment else pytest.mark.slow) for moment in HOOKS]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -98,7 +100,7 @@ def gone_on(folder: Path) -> tuple[list[str], str]:
     return [line.removeprefix("computed ") for line in out.splitlines() if line.startswith("computed ")], errors
 
 
-@pytest.mark.parametrize("moment", HOOKS)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupted_make_says_so_and_leaves_no_golden(workplace: Path, folder: Path, moment: str) -> None:
     before = files(workplace)
     code, errors = stopped(folder, moment, signal.SIGINT)
@@ -108,7 +110,7 @@ def test_an_interrupted_make_says_so_and_leaves_no_golden(workplace: Path, folde
     assert left == before
 
 
-@pytest.mark.parametrize("moment", HOOKS)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_make_goes_on_where_it_stopped_and_gives_the_same_golden(
     workplace: Path, folder: Path, made: Made, moment: str
 ) -> None:
@@ -232,6 +234,7 @@ def test_in_memory_results_are_found_again_too() -> None:
     assert kept["x"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_recipe_file_that_changed_between_runs_is_another_job(workplace: Path, folder: Path) -> None:
     stopped(folder, "in the second prompt", signal.SIGKILL)
     write_prompts(workplace / "good.jsonl", PROMPTS[:2])

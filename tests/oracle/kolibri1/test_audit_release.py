@@ -75,6 +75,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_the_release_agrees_in_seconds_and_little_memory(release: Path, tmp_path: Path) -> None:
     script, measured, report = tmp_path / "measured.py", tmp_path / "measured.json", tmp_path / "doctor.json"
@@ -104,6 +105,7 @@ def test_the_release_agrees_in_seconds_and_little_memory(release: Path, tmp_path
     assert used["bytes"] < 500_000_000
 
 
+@pytest.mark.slow
 def test_one_byte_that_is_missing_of_the_release_is_named(release: Path) -> None:
     shard = release / LAST
     size = shard.stat().st_size

@@ -48,6 +48,7 @@ def test_transformers_predicts_every_id_of_the_golden(model: Any, mini: Checkpoi
     assert compared == golden.positions > 1000
 
 
+@pytest.mark.slow
 def test_decode_has_the_bits_of_prefill_at_every_position_of_the_golden(mini: Checkpoint, golden: Golden) -> None:
     reference = Reference(mini)
     for prompt in golden.prompts:

@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
         ("reference", "float32-blas", "fp32"),
         ("reference", "bfloat16-fused", "bf16"),
         ("transformers", "float32", "fp32"),
-        ("transformers", "bfloat16", "bf16"),
+        pytest.param("transformers", "bfloat16", "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_an_honest_engine_is_green_by_every_gate_of_its_class(
