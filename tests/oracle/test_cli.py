@@ -145,7 +145,11 @@ def test_options_that_do_not_exist_exit_with_2(call: Call, arguments: tuple[str,
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", [("gate",), ("golden", "make"), ("golden", "verify"), ("golden", "show"), ("doctor",)])
+@pytest.mark.parametrize(
+    "command",
+    [("gate",), *(("golden", name) for name in ("make", "verify", "show", "diff", "accept")), ("doctor",)],
+    ids=" ".join,
+)
 def test_the_help_of_every_command_shows_an_example(call: Call, command: tuple[str, ...]) -> None:
     code, out, _ = call(*command, "--help")
     assert code == 0
@@ -168,7 +172,7 @@ def test_the_help_of_making_names_every_kind_of_prompt(call: Call) -> None:
 
 def test_every_command_is_among_those_whose_help_is_checked(call: Call) -> None:
     commands = {"gate"} | {f"golden {c.name or c.callback.__name__}" for c in cli.golden_app.registered_commands if c.callback}
-    assert commands == {"gate", "golden make", "golden verify", "golden show"}
+    assert commands == {"gate", "golden make", "golden verify", "golden show", "golden diff", "golden accept"}
     assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate", "doctor"}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, assemble
 from oracle.golden.sensitivity import measure
+from oracle.subjects.protocol import NumericClass
 
 
 def rebuilt(golden: Golden, **changes: Any) -> Golden:
@@ -89,7 +90,7 @@ def with_recipe(golden: Golden, **changes: Any) -> Golden:
     return rebuilt(golden, recipe=golden.document.recipe.model_copy(update=changes))
 
 
-def with_class(golden: Golden, name: str, change: Callable[[dict[str, Any]], Any]) -> Golden:
+def with_class(golden: Golden, name: NumericClass, change: Callable[[dict[str, Any]], Any]) -> Golden:
     """One class's calibration changed, as JSON."""
     classes = dict(golden.document.classes)
     content = classes[name].model_dump()
