@@ -20,7 +20,8 @@ from oracle.golden.calibration import ClassCalibration
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
-from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
+from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import NumericClass
 
 GOLDEN_SCHEMA = "kolibri-golden/1"
@@ -197,10 +198,7 @@ def load_golden(folder: Path) -> Golden:
     if document.recipe.digest() != document.recipe_digest:
         raise GoldenError(f"{path}: the recipe does not have the digest it claims; {_ADVICE}")
     arrays_path = folder / ARRAYS_FILE
-    packed = read_bytes(arrays_path, GoldenError, _ADVICE)
-    if digest(packed) != document.arrays_digest:
-        raise GoldenError(f"{arrays_path} does not have the digest that {JSON_FILE} gives: its bytes changed; {_ADVICE}")
-    arrays = unpack_arrays(packed, arrays_path, GoldenError, _ADVICE)
+    arrays = open_arrays(arrays_path, GoldenError, _ADVICE, (document.arrays_digest, JSON_FILE))
     try:
         prompts = _split(document, arrays)
         probes = Probes(**{name: arrays[_PROBE_PREFIX + name] for name in _PROBE_ARRAYS})

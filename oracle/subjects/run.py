@@ -13,7 +13,8 @@ import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from oracle.errors import RunError
-from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
+from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import SubjectIdentity
 
 RUN_SCHEMA = "kolibri-run/1"
@@ -210,10 +211,7 @@ def load_run(folder: Path) -> Run:
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: {where}: {first['msg']}; {_ADVICE}") from None
     arrays_path = folder / "run.safetensors"
-    packed = read_bytes(arrays_path, RunError, _ADVICE)
-    if digest(packed) != document.arrays_digest:
-        raise RunError(f"{arrays_path} does not have the digest that {path.name} gives; {_ADVICE}")
-    prompts = _split(document, unpack_arrays(packed, arrays_path, RunError, _ADVICE), path)
+    prompts = _split(document, open_arrays(arrays_path, RunError, _ADVICE, (document.arrays_digest, path.name)), path)
     if document.content_digest() != document.digest:
         raise RunError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
     return Run(

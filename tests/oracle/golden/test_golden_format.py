@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from oracle.errors import GoldenError, UsageError
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import ARRAYS_FILE, JSON_FILE, Golden, Probes, load_golden, write_golden
-from oracle.serialization import canonical_json, digest, pack_arrays, unpack_arrays
+from oracle.serialization import canonical_json, digest
+from oracle.stored_arrays import open_arrays, pack_arrays
 
 Reseal = Callable[[Path, Callable[[dict[str, Any]], Any]], None]
 Edit = Callable[[dict[str, Any]], Any]
@@ -37,7 +38,7 @@ def refusal(folder: Path) -> str:
 
 def edit_arrays(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
     path = folder / ARRAYS_FILE
-    arrays = {name: array.copy() for name, array in unpack_arrays(path.read_bytes(), path, GoldenError, "").items()}
+    arrays = {name: array.copy() for name, array in open_arrays(path, GoldenError, "").items()}
     change(arrays)
     path.write_bytes(pack_arrays(arrays))
 

@@ -14,7 +14,8 @@ import pytest
 from goldens import mini_checkpoint
 from oracle.errors import RunError, UsageError
 from oracle.golden.format import Golden
-from oracle.serialization import canonical_json, digest, pack_arrays
+from oracle.serialization import canonical_json, digest
+from oracle.stored_arrays import pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import SubjectRequest
