@@ -28,6 +28,7 @@ from oracle.errors import DeviceFault, KolibriError, UsageError
 from oracle.judge.gates import select
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.verdict import Report
+from oracle.report.plain import escaped
 from oracle.report.terminal import print_report
 from oracle.serialization import canonical_json, check_new_folder, check_outside, check_writable, write_file
 from oracle.subjects.run import save_run
@@ -286,7 +287,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {escaped(message)}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -21,6 +21,7 @@ from goldens import mini_checkpoint
 from oracle.errors import KolibriError
 from oracle.judge.session import DEFAULT_SUBJECT, SessionOptions, open_session, run_session
 from oracle.pytest_ledger import MARKER, PROPERTY, SessionLedger
+from oracle.report.plain import escaped
 
 _OPTIONS = ("--kolibri-subject", "--kolibri-device", "--kolibri-arm", "--kolibri-checkpoint", "--kolibri-golden")
 
@@ -95,7 +96,7 @@ def kolibri_gate(request: pytest.FixtureRequest, kolibri_gates: KolibriGates) ->
     required = list(kolibri_gates.report["subject"]["required_gates"])
     request.node.user_properties.append((PROPERTY, {"name": name, "entry": entry, "required": required}))
     if entry["verdict"] in ("fail", "incomplete"):
-        texts = [f"{f['verdict']}: {f['text']}" for f in entry["findings"]]
+        texts = [f"{f['verdict']}: {escaped(f['text'])}" for f in entry["findings"]]
         pytest.fail("\n".join([f"gate {entry['id']} is {entry['verdict']}", *texts]), pytrace=False)
     return entry
 

@@ -13,11 +13,20 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.evidence import PromptEvidence
+from oracle.golden.history import HistoryEntry
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
@@ -51,6 +60,7 @@ class GoldenDocument(Sealed):
 
     Attributes:
         probe_prompt: the prompt whose layer inputs are stored at every position.
+        history: what this golden replaced, oldest first; left out of the JSON where it replaced none.
     """
 
     format: Literal["kolibri-golden/1"] = Field(alias="schema")
@@ -62,6 +72,11 @@ class GoldenDocument(Sealed):
     sensitivity: Sensitivity
     probe_prompt: str
     arrays_digest: str
+    history: tuple[HistoryEntry, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_history(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value or name != "history"}
 
     @model_validator(mode="after")
     def _consistent(self) -> GoldenDocument:

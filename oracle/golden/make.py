@@ -19,7 +19,8 @@ from oracle.golden.format import Golden, Probes, assemble
 from oracle.golden.passes import Tick, TruthPass, compare_arm, layer_inputs, truth_pass
 from oracle.golden.prompts import PreparedPrompt, prepare_prompts, stop_ids
 from oracle.golden.recipe import PromptSpec, Recipe
-from oracle.golden.sensitivity import measure, short_period
+from oracle.golden.regularity import regular
+from oracle.golden.sensitivity import exposures, measure, weakest
 from oracle.golden.unfinished import Unfinished
 from oracle.kolibri1.arms import TRUTH, Arm, arm_named, floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -98,17 +99,13 @@ def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | N
     for spec, prompt in zip(job.recipe.prompts, job.prompts, strict=True):
         with steps.of("truth", len(prompt.ids) + spec.new_tokens - 1) as tick:
             truth = _truth(work, reference, spec, prompt, frozenset(job.recipe.eos_ids), tick)
-        if period := short_period(truth.evidence.generated):
-            raise GoldenError(
-                f"prompt {spec.name}: its chain has period {period} and can show no index fault; choose another prompt"
-            )
+        if why := regular(truth.evidence.generated):
+            raise GoldenError(f"prompt {spec.name}: its chain {why}; choose another prompt")
         truths.append(truth)
     evidence = tuple(truth.evidence for truth in truths)
-    sensitivity = measure({p.name: (p.prompt_ids, p.generated) for p in evidence})
-    if sensitivity.hidden:
-        raise GoldenError(
-            f"the chains would not expose {sensitivity.hidden[0]} ({len(sensitivity.hidden)} such faults); change the prompts"
-        )
+    chains = {p.name: (p.prompt_ids, p.generated) for p in evidence}
+    if weak := [exposure for exposure in exposures(chains) if exposure.weak]:
+        raise GoldenError(f"the chains would not expose {weakest(weak)} ({len(weak)} such faults); change the prompts")
     probe = _probe_prompt(job.checkpoint, [len(p.fed) for p in evidence])
     classes: dict[NumericClass, ClassCalibration] = {
         name: _measure_class(work, job.checkpoint, name, job.recipe, evidence, steps) for name in CLASSES
@@ -120,7 +117,7 @@ def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | N
         checkpoint_digest=job.checkpoint.digest(),
         prompts=evidence,
         classes=classes,
-        sensitivity=sensitivity,
+        sensitivity=measure(chains),
         probe_prompt=evidence[probe].name,
         probes=Probes(
             prompts=np.repeat(np.arange(len(truths), dtype=np.int32), [len(t.probe_positions) for t in truths]),

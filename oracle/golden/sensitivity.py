@@ -6,18 +6,28 @@ A port's golden once held one id 32 times, two ids in turn, and a chain of perio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-LONGEST_SHORT_PERIOD = 16
+LEAST_SHARE = 0.125
+"""A simulated fault must change at least this share of the ids it could change: one that shows in a single place is lost as
+soon as that place is left out, or called a tie.
+
+Measured on the shipped golden (2026-11-30): the weakest of its shifts changes 0.60 of the ids, its weakest swap 0.25.
+"""
+
 _SHIFTS = range(1, 9)
+Chains = Mapping[str, tuple[Sequence[int], Sequence[int]]]
+"""By prompt name, its prompt ids and its generated ids."""
 
 
 class Sensitivity(BaseModel):
     """How many simulated index and phase faults the stored chains expose.
 
     Attributes:
-        faults: faults simulated: shifts by 1 to 8 and by the prompt's length, first or last id dropped, swapped prompts.
+        faults: faults simulated: shifts by 1 to 8 and by the prompt's length, first or last id dropped, every prompt answered
+            as every other one.
         exposed: those that change at least one compared id.
         hidden: the others, by name.
     """
@@ -28,47 +38,65 @@ class Sensitivity(BaseModel):
     exposed: int
     hidden: tuple[str, ...]
 
-
-def measure(chains: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> Sensitivity:
-    """Simulate the faults on every prompt.
-
-    Args:
-        chains: by prompt name, its prompt ids and its generated ids.
-    """
-    names = list(chains)
-    outcomes = [outcome for index, name in enumerate(names) for outcome in _faults(names, index, name, chains)]
-    hidden = tuple(fault for fault, exposed in outcomes if not exposed)
-    return Sensitivity(faults=len(outcomes), exposed=len(outcomes) - len(hidden), hidden=hidden)
+    def __str__(self) -> str:
+        share = self.exposed / self.faults if self.faults else 0.0
+        return f"{self.exposed} of {self.faults} ({share:.1%})"
 
 
-def short_period(chain: Sequence[int]) -> int | None:
-    """The smallest period, up to 16, that explains the whole chain; 1 means constant. None where there is none.
+@dataclass(frozen=True)
+class Exposure:
+    """One simulated fault, and how many of the ids it could change it does change."""
 
-    A chain must hold two whole periods to be called periodic.
-    """
-    for period in range(1, min(LONGEST_SHORT_PERIOD, len(chain) // 2) + 1):
-        if all(a == b for a, b in zip(chain, chain[period:], strict=False)):
-            return period
-    return None
+    fault: str
+    changed: int
+    compared: int
+
+    @property
+    def share(self) -> float:
+        return self.changed / self.compared
+
+    @property
+    def weak(self) -> bool:
+        """Whether it changes less than `LEAST_SHARE`."""
+        return self.share < LEAST_SHARE
+
+    def __str__(self) -> str:
+        return f"{self.fault} ({self.changed} of {self.compared} ids)"
 
 
-def _faults(
-    names: list[str], index: int, name: str, chains: Mapping[str, tuple[Sequence[int], Sequence[int]]]
-) -> Iterator[tuple[str, bool]]:
+def measure(chains: Chains) -> Sensitivity:
+    """Simulate the faults on every prompt, and count those that are exposed."""
+    found = exposures(chains)
+    hidden = tuple(exposure.fault for exposure in found if not exposure.changed)
+    return Sensitivity(faults=len(found), exposed=len(found) - len(hidden), hidden=hidden)
+
+
+def exposures(chains: Chains) -> tuple[Exposure, ...]:
+    """Simulate the faults on every prompt, each with how much of the chain it changes."""
+    return tuple(exposure for name in chains for exposure in _faults(name, chains))
+
+
+def weakest(found: Sequence[Exposure]) -> Exposure:
+    """The fault that changes the smallest share; the first of equals."""
+    return min(found, key=lambda exposure: exposure.share)
+
+
+def _faults(name: str, chains: Chains) -> Iterator[Exposure]:
     prompt, generated = chains[name]
     whole = [*prompt, *generated]
     for shift in sorted({*_SHIFTS, len(prompt)}):
         late = whole[len(prompt) + shift :]
         early = whole[max(0, len(prompt) - shift) :][: len(generated)]
         if late:
-            yield f"{name}: {shift} late", _differs(generated, late)
-        yield f"{name}: {shift} early", _differs(generated, early)
-    yield f"{name}: first id dropped", _differs(generated, [*generated[1:], generated[0]])
-    yield f"{name}: last id dropped", _differs(generated, [generated[-1], *generated[:-1]])
-    if len(names) > 1:
-        other = names[(index + 1) % len(names)]
-        yield f"{name}: answered as {other}", _differs(generated, chains[other][1])
+            yield _exposure(f"{name}: {shift} late", generated, late)
+        yield _exposure(f"{name}: {shift} early", generated, early)
+    yield _exposure(f"{name}: first id dropped", generated, [*generated[1:], generated[0]])
+    yield _exposure(f"{name}: last id dropped", generated, [generated[-1], *generated[:-1]])
+    for other in chains:
+        if other != name:
+            yield _exposure(f"{name}: answered as {other}", generated, chains[other][1])
 
 
-def _differs(expected: Sequence[int], got: Sequence[int]) -> bool:
-    return any(a != b for a, b in zip(expected, got, strict=False))
+def _exposure(fault: str, expected: Sequence[int], got: Sequence[int]) -> Exposure:
+    pairs = list(zip(expected, got, strict=False))
+    return Exposure(fault, sum(a != b for a, b in pairs), len(pairs))

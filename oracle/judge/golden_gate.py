@@ -2,12 +2,14 @@
 
 Compared: its digests again, the checkpoint's digest, every generated id with the lowest-id argmax of its stored logits,
 the order of the stored logits, text with ids where the tokenizers library is installed, chat messages with the stored text
-where transformers is, chains for short periods, and the simulated index faults its chains must expose.
+where transformers is, chains for short periods and loops, and the simulated index faults its chains must expose, each at
+several positions (`golden/sensitivity.py` and `regularity.py` say how much, and where that was measured).
 Exact. It cannot see a reference that is wrong in itself: goldens are only as right as `oracle/kolibri1`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,8 @@ from oracle.errors import KolibriError
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import GoldenDocument
 from oracle.golden.recipe import PromptSpec
-from oracle.golden.sensitivity import measure, short_period
+from oracle.golden.regularity import SHORTEST_HALF_LOOP, regular
+from oracle.golden.sensitivity import LEAST_SHARE, exposures, measure, weakest
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, transformers_available
 
@@ -25,9 +28,10 @@ from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, trans
 class GoldenGate:
     name = "golden"
     definition = {
-        "version": 2,
+        "version": 3,
         "metric": "digests, stored argmax, order of logits, ids of text, text of messages, regularity",
         "statistic": "equality",
+        "least share of ids that a simulated fault changes": LEAST_SHARE,
     }
     blind_to = (
         "a reference that computes Kolibri-1 wrongly; text and ids where the tokenizers library is missing; messages and text "
@@ -50,19 +54,22 @@ class GoldenGate:
         for prompt in case.golden.prompts:
             findings += _chain_findings(prompt)
             compared += len(prompt.fed)
-        sensitivity = measure({p.name: (p.prompt_ids, p.generated) for p in case.golden.prompts})
-        compared += sensitivity.faults
-        if sensitivity.hidden:
-            hidden, faults = len(sensitivity.hidden), sensitivity.faults
-            findings.append(
-                Finding("the chains would not expose an index fault", sensitivity.hidden[0], count=hidden, of=faults)
-            )
+        chains = {p.name: (p.prompt_ids, p.generated) for p in case.golden.prompts}
+        exposed = exposures(chains)
+        compared += len(exposed)
+        if weak := [exposure for exposure in exposed if exposure.weak]:
+            worst = weakest(weak)
+            changed = f"{worst.changed} of {worst.compared} ids change"
+            headline = "the chains would not expose an index fault"
+            findings.append(Finding(headline, worst.fault, changed, f"at least {LEAST_SHARE:.1%}", len(weak), len(exposed)))
         read, texts = _text_findings(case)
         rendered, chats = _chat_findings(case)
         return Judgement(
             compared + texts + chats,
             (*findings, *read, *rendered),
             {
+                "sensitivity": str(measure(chains)),
+                "weakest_fault": str(weakest(exposed)),
                 "texts_tokenized": texts,
                 "tokenizer": "present" if tokenizer_available() else "not installed: texts not compared",
                 "chats_rendered": chats,
@@ -73,7 +80,8 @@ class GoldenGate:
     def plants(self, case: Case) -> dict[str, Case]:
         """The first prompt recorded off by one, out of order, too regular; the document edited, or another checkpoint's.
 
-        Where they are compared: texts with another first id, and chats with another first message under digests that hold.
+        Where chains are long enough: one that ends in a loop, and one that answers like another prompt's. Where they are
+        compared: texts with another first id, and chats with another first message under digests that hold.
         """
         golden = case.golden
         first = golden.prompts[0]
@@ -103,7 +111,33 @@ class GoldenGate:
             recipe = document.recipe.model_copy(update={"prompts": tuple(map(_with_other_messages, document.recipe.prompts))})
             edited = document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()
             planted["messages that do not give their texts"] = with_document(edited).with_run(golden_digest=edited.digest)
-        return planted
+        return planted | _regular_plants(case)
+
+
+def _regular_plants(case: Case) -> dict[str, Case]:
+    """Chains that are the argmax of their logits, and would hide a fault all the same."""
+    longest, *others = sorted(case.golden.prompts, key=lambda p: -len(p.generated))
+    planted, chain = {}, longest.generated
+    if len(chain) >= SHORTEST_HALF_LOOP:
+        half = len(chain) // 2
+        looping = (*chain[:half], *(chain[:2] * len(chain))[: len(chain) - half])
+        planted["a chain that ends in a loop"] = _with_chain(case, longest, looping)
+    if others:
+        answer = list(chain[: len(others[0].generated)])
+        if len(answer) * LEAST_SHARE > 1:  # one id that differs is not enough
+            answer[-1] = answer[0]
+        planted["an answer given twice"] = _with_chain(case, others[0], answer)
+    return planted
+
+
+def _with_chain(case: Case, prompt: PromptEvidence, chain: Sequence[int]) -> Case:
+    """The prompt with another chain, and stored ids whose argmax it is."""
+    start, top_ids = len(prompt.prompt_ids) - 1, prompt.top_ids.copy()
+    for row, token in zip(top_ids[start:], chain, strict=True):
+        row[:] = [token, *(i for i in row.tolist() if i != token)][: len(row)]
+    changed = replace(prompt, generated=tuple(chain), top_ids=top_ids)
+    prompts = tuple(changed if p.name == prompt.name else p for p in case.golden.prompts)
+    return replace(case, golden=replace(case.golden, prompts=prompts))
 
 
 def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
@@ -134,8 +168,8 @@ def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
                 of=wrong.size,
             )
         )
-    if period := short_period(prompt.generated):
-        findings.append(Finding(f"the chain has period {period} and can show no index fault", prompt.name))
+    if why := regular(prompt.generated):
+        findings.append(Finding(f"the chain {why}", prompt.name))
     return findings
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle.kolibri1.audit import Audit
+from oracle.report.plain import escaped
 
 DOCTOR_SCHEMA = "kolibri-doctor/1"
 _MOST_LINES = 12
@@ -147,7 +148,7 @@ def _alike(more: int) -> str:
 def _printable(value: Any) -> Any:
     """`value` with every text in it made printable, so that a terminal and UTF-8 take it as it is."""
     if isinstance(value, str):
-        return value if value.isprintable() else value.encode("unicode_escape").decode("ascii")
+        return escaped(value)
     if isinstance(value, Mapping):
         return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

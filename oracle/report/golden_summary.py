@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from oracle.golden.calibration import MARGIN_EDGES, margin_bin
 from oracle.golden.format import Golden
+from oracle.golden.sensitivity import exposures, measure, weakest
+from oracle.report.plain import Text
 
 SUMMARY_SCHEMA = "kolibri-golden-summary/1"
 
@@ -33,6 +34,8 @@ def summarize(golden: Golden) -> dict[str, Any]:
             "positions": histogram.tolist(),
             "share above 2 nats": float((margins > 2).mean()),
         },
+        "sensitivity": _sensitivity(golden),
+        "history": [entry.model_dump(mode="json") for entry in golden.document.history],
         "classes": {
             name: {
                 "arms": list(c.arms),
@@ -50,6 +53,15 @@ def summarize(golden: Golden) -> dict[str, Any]:
             for name, c in golden.document.classes.items()
         },
     }
+
+
+def _sensitivity(golden: Golden) -> dict[str, Any]:
+    """Measured anew: what the stored chains expose by this version's faults."""
+    chains = {p.name: (p.prompt_ids, p.generated) for p in golden.prompts}
+    worst = weakest(exposures(chains))
+    measured = measure(chains)
+    weakest_fault = {"fault": worst.fault, "changed": worst.changed, "compared": worst.compared}
+    return {**measured.model_dump(mode="json"), "text": str(measured), "weakest": weakest_fault}
 
 
 def distinct_contexts_below(golden: Golden, margin: float) -> int:
@@ -77,6 +89,9 @@ def print_golden(console: Console, summary: dict[str, Any]) -> None:
     console.print(
         Text(f"{summary['positions']} positions, {summary['margins']['share above 2 nats']:.1%} with a margin above 2 nats")
     )
+    sensitivity, worst = summary["sensitivity"], summary["sensitivity"]["weakest"]
+    seen = f"{worst['fault']}, {worst['changed']} of {worst['compared']} ids"
+    console.print(Text(f"sensitivity {sensitivity['text']}; weakest: {seen}"), soft_wrap=True)
     floors = Table(
         "class", "arms", "flips near", "flips router", "largest regret", "contexts below it", "band", "router band", "held-out"
     )
@@ -93,3 +108,5 @@ def print_golden(console: Console, summary: dict[str, Any]) -> None:
             f"{c['worst_held_out_ratio']:.2f}",
         )
     console.print(floors)
+    for entry in summary["history"]:
+        console.print(Text(f"replaced {entry['former']}: {entry['headline']}; reason: {entry['reason']}"), soft_wrap=True)

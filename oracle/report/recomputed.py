@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from oracle.golden.recomputation import BOUND, Recomputation
+from oracle.report.plain import Text
 
 
 def print_recomputed(console: Console, result: Recomputation) -> None:

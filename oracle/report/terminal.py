@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from oracle.judge.flip_record import FlipRecord
 from oracle.judge.verdict import GateResult, Report
+from oracle.report.plain import Text
 
 _STYLE = {"pass": "green", "fail": "bold red", "incomplete": "yellow", "not applicable": "dim"}
 _MOST_FLIPS = 20

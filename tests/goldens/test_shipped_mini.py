@@ -12,6 +12,8 @@ import pytest
 
 from goldens import mini_checkpoint
 from oracle.golden.format import Golden, load_golden
+from oracle.golden.regularity import regular
+from oracle.golden.sensitivity import LEAST_SHARE, exposures, weakest
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, expert_weight, inventory
 from oracle.report.golden_summary import summarize
@@ -126,6 +128,13 @@ def test_the_chains_expose_every_simulated_index_fault(golden):
     assert sensitivity.faults > 0
     assert sensitivity.exposed == sensitivity.faults
     assert sensitivity.hidden == ()
+    found = exposures({p.name: (p.prompt_ids, p.generated) for p in golden.prompts})
+    assert len(found) == 602
+    assert weakest(found).share == 2 * LEAST_SHARE
+
+
+def test_no_chain_is_regular(golden):
+    assert [p.name for p in golden.prompts if regular(p.generated)] == []
 
 
 def test_every_floor_arm_passes_what_the_others_allow(golden):

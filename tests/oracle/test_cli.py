@@ -382,3 +382,30 @@ def test_what_is_no_regular_file_is_not_replaced_by_one(call: Call, folder: Path
 def test_a_name_that_the_file_system_refuses_is_one_line(call: Call, folder: Path) -> None:
     for option in ("--json", "--save-run"):
         assert "cannot be written" in refused(call, folder, *GATE, option, folder / ("x" * 300))
+
+
+def test_control_characters_of_a_golden_reach_no_terminal(call: Call, folder: Path, reseal: Callable[..., None]) -> None:
+    def with_hostile_text(document: dict[str, Any]) -> None:
+        document["recipe"]["prompts"][0].update(text="a\x1b[2Jb\nPASS", ids=None)
+        document["prompts"][0].update(text="a\x1b[2Jb\nPASS")
+
+    golden = folder / "checkpoint" / "golden"
+    reseal(golden, with_hostile_text)
+    code, out, _ = call("golden", "show", "--checkpoint", folder / "checkpoint")
+    assert code == 0
+    assert r"a\x1b[2Jb\nPASS" in out
+    assert "\x1b" not in out
+    reseal(golden, lambda document: document.update({"a\x1b[2Jb\nPASS": 1}))
+    message = refused(call, folder, "golden", "show", "--checkpoint", folder / "checkpoint")
+    assert r"a\x1b[2Jb\nPASS" in message
+    assert "\x1b" not in message
+
+
+def test_golden_show_says_what_the_chains_expose(call: Call, folder: Path) -> None:
+    code, out, _ = call("golden", "show", "--checkpoint", folder / "checkpoint", "--json", folder / "summary.json")
+    sensitivity = judged(folder / "summary.json")["sensitivity"]
+    assert (code, sensitivity["faults"], sensitivity["exposed"], sensitivity["hidden"]) == (0, 38, 38, [])
+    weakest = sensitivity["weakest"]
+    assert 0 < weakest["changed"] <= weakest["compared"]
+    seen = f"weakest: {weakest['fault']}, {weakest['changed']} of {weakest['compared']} ids"
+    assert f"sensitivity 38 of 38 (100.0%); {seen}\n" in out

@@ -213,6 +213,38 @@ def test_a_resealed_lie_is_refused(golden_copy: Path, reseal: Reseal, lie: str) 
     refusal(golden_copy)
 
 
+FORMER = {"former": "sha256:" + "0" * 64, "headline": "arithmetic", "reason": "numpy was updated to 2.4"}
+
+
+def test_a_history_reads_back_and_an_empty_one_is_not_written(golden_copy: Path, reseal: Reseal) -> None:
+    assert load_golden(golden_copy).document.history == ()
+    assert "history" not in json.loads((golden_copy / JSON_FILE).read_bytes())
+    before = load_golden(golden_copy).digest
+    reseal(golden_copy, lambda document: document.update(history=[FORMER]))
+    read = load_golden(golden_copy)
+    assert [entry.model_dump() for entry in read.document.history] == [FORMER]
+    assert read.digest != before
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"reason": ""},
+        {"reason": "  "},
+        {"reason": "because"},
+        {"reason": "a \x1b[2J b c"},
+        {"reason": "a\nb c d"},
+        {"headline": ""},
+        {"former": "sha256:0"},
+        {"when": "today"},
+    ],
+    ids=str,
+)
+def test_a_history_that_says_nothing_is_refused(golden_copy: Path, reseal: Reseal, lie: dict[str, str]) -> None:
+    reseal(golden_copy, lambda document: document.update(history=[FORMER | lie]))
+    assert "history.0" in refusal(golden_copy)
+
+
 def as_chat(document: dict[str, Any]) -> None:
     """The first prompt as if it had been rendered from messages."""
     chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "low", "ids": None}

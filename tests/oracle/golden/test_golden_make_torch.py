@@ -215,7 +215,8 @@ def test_a_model_that_repeats_itself_is_refused(tmp_path: Path) -> None:
 def test_chains_that_would_hide_a_swap_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, lambda _: list(range(20)))
     with pytest.raises(
-        GoldenError, match=r"the chains would not expose p0: answered as p1 \(3 such faults\); change the prompts"
+        GoldenError,
+        match=r"would not expose p0: answered as p1 \(0 of 20 ids\) \(6 such faults\); change the prompts",
     ):
         make.make_golden(make.plan(checkpoint, PROMPTS))
 

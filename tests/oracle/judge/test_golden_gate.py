@@ -57,6 +57,8 @@ def test_its_planted_fault_is_found(case: Case) -> None:
     assert NOT_ARGMAX in found["a chain one late"]
     assert found["stored logits out of order"] == ["stored logits are not in falling order, lowest id first"]
     assert any("has period 1" in headline for headline in found["a constant chain"])
+    assert [h.split(" in ")[0] for h in found["a chain that ends in a loop"]] == ["the chain repeats with period 2"]
+    assert found["an answer given twice"] == [CANNOT_EXPOSE]
     assert found["an edited document"] == ["the golden's digest does not hold"]
     assert "the golden's checkpoint digest does not hold" in found["another checkpoint's"]
     assert found["another golden's run"] == ["the golden's digest that the run names does not hold"]
@@ -174,6 +176,8 @@ def test_a_missing_tokenizers_library_is_said_aloud(case: Case, monkeypatch: pyt
     monkeypatch.setattr(golden_gate, "tokenizer_available", lambda: False)
     measured = GATE.judge(without_chats(case)).measured
     assert measured == {
+        "sensitivity": "502 of 502 (100.0%)",
+        "weakest_fault": "sums-en: answered as copying (8 of 32 ids)",
         "texts_tokenized": 0,
         "tokenizer": "not installed: texts not compared",
         "chats_rendered": 0,
