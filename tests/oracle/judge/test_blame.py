@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,11 @@ def test_the_layer_named_first_is_the_first_at_which_anything_differs(n: dict[st
             f"band 0.05{AROUND}",
         ),
         (
+            {**AT_LAYER_3, "set_gap": 0.1, "regret": 0.5},
+            "not explained: a router near tie at layer 3, gap 0.1 (band 0.1), does not account for regret 0.5 nats, "
+            f"band 0.05{AROUND}",
+        ),
+        (
             {"regret": 0.5},
             "not explained: every layer within its limits; the head or final norm differs (regret 0.5 nats, band 0.02)",
         ),
@@ -158,3 +164,18 @@ def test_a_run_s_records_hold_the_distances_before_and_after_the_first_differing
     assert flip.set_before == pytest.approx(0.5 * limits[1], rel=1e-3)
     assert flip.set_after == flip.sketch_distance == pytest.approx(2 * limits[2], rel=1e-3)
     assert flip.explanation.startswith(f"explained by a router near tie at layer 2, gap {flip.set_gap:.4g} (band 9)")
+
+
+def test_a_sketch_exactly_at_its_limit_is_within_it(case: Case) -> None:
+    prompt, position = narrowest(case)
+    sketch = answer(case, prompt).sketch
+    spoiled = with_prompt(
+        flipped(case, prompt, position), prompt, sketch=changed(sketch, (position, 0), sketch[position, 0] * 1.5)
+    )
+    distance = float(spoiled.comparisons[prompt.name].sketch_distance[position, 0])
+    limits = spoiled.calibration.limits
+    exactly = (distance, *limits.floor.sketch_p90[1:])
+    floor = limits.floor.model_copy(update={"sketch_p90": exactly})
+    calibration = spoiled.calibration.model_copy(update={"limits": limits.model_copy(update={"floor": floor, "multiple": 1.0})})
+    assert flip_records(spoiled)[0].sketch_layer == 0
+    assert flip_records(replace(spoiled, calibration=calibration))[0].sketch_layer is None

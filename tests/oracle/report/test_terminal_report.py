@@ -22,7 +22,7 @@ BOTH = (ControlResult("perfect", "pass", "pass"), ControlResult("planted", "fire
 FLIPS = GateResult("flips@01234567", "flips", "pass", 1234, (), BOTH, {"flips": 0, "smallest band": 0.012345}, "much")
 SLOTS = GateResult("slots@89abcdef", "slots", "not applicable", 0, (), (), {}, "more")
 RUN = Run(SubjectIdentity("tt", "bf16", "exact", ("flips",), {"kind": "sim", "seed": "0"}), "sha256:abc", {})
-REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", ())
+REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", (), True)
 NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=2)
 
 
