@@ -32,7 +32,7 @@ from oracle.judge.gate import Case, Finding, Judgement
 class FlipsGate:
     name = "flips"
     definition = {
-        "version": 2,
+        "version": 3,
         "metric": "argmax at every teacher-forced position",
         "statistic": "no hard flip; Poisson-binomial tail within margin bins",
         "band_multiple": BAND_MULTIPLE,

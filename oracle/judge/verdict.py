@@ -42,6 +42,7 @@ class Report:
     Attributes:
         verdict: `fail` over `incomplete` over `pass`.
         partial: the set of gates was narrowed by the user.
+        aligned: the run was fed what the golden was; if not, no flip was looked for.
     """
 
     verdict: Verdict
@@ -52,6 +53,7 @@ class Report:
     flips: tuple[FlipRecord, ...]
     flip_signature: str
     ledger: tuple[LedgerEntry, ...]
+    aligned: bool
 
     @property
     def exit_code(self) -> int:
@@ -144,6 +146,7 @@ def judge_session(
         flips=flips,
         flip_signature=signature(golden.digest, flips),
         ledger=tuple(entries),
+        aligned=aligned,
     )
 
 

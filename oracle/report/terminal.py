@@ -34,6 +34,8 @@ def print_report(console: Console, report: Report) -> None:
             console.print(Text(f"{gate.name}: and {more} more findings; --json FILE has them all"))
     if report.flips:
         console.print(_flip_table(report.flips))
+        for flip in _largest(report.flips):
+            console.print(Text(f"{flip.prompt}[{flip.position}] {flip.explanation}"), soft_wrap=True)
     console.print(Text(f"flips: {len(report.flips)}, signature {report.flip_signature}"), soft_wrap=True)
     headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
     console.print(Text(headline, style=_STYLE[report.verdict]))
@@ -71,7 +73,7 @@ def _flip_table(flips: tuple[FlipRecord, ...]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in ("where", "expected", "got", "regret", "margin", "sets differ", "sketch off", "class"):
         table.add_column(name, no_wrap=True)
-    for flip in sorted(flips, key=lambda f: -f.regret)[:_MOST_FLIPS]:
+    for flip in _largest(flips):
         table.add_row(
             Text(f"{flip.prompt}[{flip.position}]"),
             str(flip.expected),
@@ -83,6 +85,10 @@ def _flip_table(flips: tuple[FlipRecord, ...]) -> Table:
             Text(flip.label, style="bold red" if flip.label == "hard" else ""),
         )
     return table
+
+
+def _largest(flips: tuple[FlipRecord, ...]) -> list[FlipRecord]:
+    return sorted(flips, key=lambda f: -f.regret)[:_MOST_FLIPS]
 
 
 def _number(value: float | int | str) -> str:
