@@ -70,7 +70,7 @@ class FlipRecord(BaseModel):
 def flip_records(case: Case) -> tuple[FlipRecord, ...]:
     """Every flip of an aligned run, in the golden's order of prompts and positions."""
     calibration = case.calibration
-    limits = np.array(calibration.limits.sketch_p90)
+    limits = np.array(case.limits.sketch_p90)
     records = []
     for prompt, run in case.answered():
         comparison = case.comparisons[prompt.name]
