@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +120,20 @@ def concatenate(parts: Iterable[Comparison]) -> Comparison:
     """
     parts = list(parts)
     return Comparison(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Comparison)})
+
+
+def split(whole: Comparison, lengths: Iterable[int]) -> list[Comparison]:
+    """The parts of that many positions each that `concatenate` would join to `whole`.
+
+    Raises:
+        ValueError: they do not add up to its positions.
+    """
+    edges = np.cumsum([0, *lengths]).tolist()
+    if edges[-1] != len(whole.margin):
+        raise ValueError(f"prompts of {edges[-1]} positions for a comparison of {len(whole.margin)}")
+    return [
+        Comparison(**{f.name: getattr(whole, f.name)[start:end] for f in fields(Comparison)}) for start, end in pairwise(edges)
+    ]
 
 
 def _divergence(

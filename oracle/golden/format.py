@@ -33,7 +33,7 @@ from oracle.serialization import Sealed, digest, new_folder, parse_json, read_by
 from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import NumericClass
 
-GOLDEN_SCHEMA = "kolibri-golden/1"
+GOLDEN_SCHEMA = "kolibri-golden/2"
 JSON_FILE = "golden.json"
 ARRAYS_FILE = "golden.safetensors"
 _ADVICE = "restore it from version control, or make a new one with `kolibri-oracle golden make`"
@@ -63,7 +63,7 @@ class GoldenDocument(Sealed):
         history: what this golden replaced, oldest first; left out of the JSON where it replaced none.
     """
 
-    format: Literal["kolibri-golden/1"] = Field(alias="schema")
+    format: Literal["kolibri-golden/2"] = Field(alias="schema")
     recipe: Recipe
     recipe_digest: str
     checkpoint_digest: str
@@ -89,6 +89,8 @@ class GoldenDocument(Sealed):
         for name, calibration in self.classes.items():
             if calibration.positions != total:
                 raise ValueError(f"class {name} was calibrated on {calibration.positions} positions, the golden has {total}")
+            if differing := sorted(calibration.prompt_floors.keys() ^ {p.name for p in self.prompts}):
+                raise ValueError(f"class {name} has a floor for prompts other than the golden's, first {differing[0]}")
         if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
             raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
         return self
@@ -279,9 +281,9 @@ def _check_arrays(document: GoldenDocument, arrays: Mapping[str, np.ndarray], to
         if found.dtype != dtype or found.shape != shape:
             raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, expected {dtype} {list(shape)}")
     for name, calibration in document.classes.items():
-        floor = calibration.limits.floor
-        if not len(floor.sketch_median) == len(floor.sketch_p90) == layers:
-            raise ValueError(f"class {name} has {len(floor.sketch_median)} sketch limits for {layers} layers")
+        for floor in (calibration.limits.floor, *calibration.prompt_floors.values()):
+            if not len(floor.sketch_median) == len(floor.sketch_p90) == layers:
+                raise ValueError(f"class {name} has {len(floor.sketch_median)} sketch limits for {layers} layers")
     if (arrays["router_gap"] < 0).any() or not arrays["sketch"].any(axis=-1).all():
         raise ValueError("a router gap is negative, or a sketch is all zero")
     if (np.exp(arrays["top_logits"] - arrays["logsumexp"][:, None]).sum(axis=1) > 1 + 1e-9).any():

@@ -195,7 +195,7 @@ def _measure_class(
                     work.put(key, kept)
                 parts.append(Comparison(**kept))
         comparisons[name] = concatenate(parts)
-    return calibrate(numeric_class, comparisons)
+    return calibrate(numeric_class, comparisons, {prompt.name: len(prompt.fed) for prompt in evidence})
 
 
 def _probe_prompt(checkpoint: Checkpoint, lengths: Sequence[int]) -> int:

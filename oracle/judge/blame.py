@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from oracle.golden.calibration import Bands, ClassCalibration, LogitDtype
+from oracle.golden.calibration import Bands, ClassCalibration, Limits, LogitDtype
 from oracle.golden.compare import OUTSIDE, Comparison
 from oracle.golden.flip_class import FlipClass, classify, ulp
 
@@ -87,18 +87,18 @@ class FlipNumbers(BaseModel):
         return self
 
 
-def numbers_at(comparison: Comparison, position: int, calibration: ClassCalibration) -> FlipNumbers:
-    """The numbers of the flip at `position` of a comparison."""
+def numbers_at(comparison: Comparison, position: int, calibration: ClassCalibration, limits: Limits) -> FlipNumbers:
+    """The numbers of the flip at `position` of a comparison, its sketches against `limits`: those of the prompts judged."""
     distance = comparison.sketch_distance[position]
-    limits = np.array(calibration.limits.sketch_p90)
+    allowed = np.array(limits.sketch_p90)
     first_set = int(comparison.first_set_difference[position])
     set_layer = None if first_set == len(distance) else first_set
     before = None if not set_layer else set_layer - 1
-    diverged = distance > limits
+    diverged = distance > allowed
     sketch_layer = int(diverged.argmax()) if diverged.any() else None
 
     def after(layer: int | None) -> tuple[float, float] | tuple[None, None]:
-        return (None, None) if layer is None else (float(distance[layer]), float(limits[layer]))
+        return (None, None) if layer is None else (float(distance[layer]), float(allowed[layer]))
 
     set_before, set_before_limit = after(before)
     set_after, set_after_limit = after(set_layer)

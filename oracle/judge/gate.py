@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from oracle.golden.calibration import ClassCalibration
+from oracle.golden.calibration import ClassCalibration, Limits
 from oracle.golden.compare import Comparison, compare, concatenate
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
@@ -86,6 +86,11 @@ class Case:
     def comparison(self) -> Comparison:
         """Over all answered prompts, in the golden's order."""
         return concatenate(self.comparisons.values())
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the class allows on the answered prompts."""
+        return self.calibration.limits_for([prompt.name for prompt, _ in self.answered()])
 
     def with_run(self, **changes: Any) -> Case:
         """A copy whose run has other fields."""

@@ -37,7 +37,7 @@ class LogitsGate:
     needs_alignment = True
 
     def judge(self, case: Case) -> Judgement:
-        comparison, limits = case.comparison, case.calibration.limits
+        comparison, limits = case.comparison, case.limits
         positions = len(comparison.kl)
         findings: list[Finding] = []
         if (wrong := ~(comparison.mass <= 1.0 + MASS_TOLERANCE)).any():

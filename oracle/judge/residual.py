@@ -29,7 +29,7 @@ class ResidualGate:
     needs_alignment = True
 
     def judge(self, case: Case) -> Judgement:
-        comparison, limits = case.comparison, case.calibration.limits
+        comparison, limits = case.comparison, case.limits
         positions, layers = comparison.sketch_distance.shape
         median = np.quantile(comparison.sketch_distance, 0.5, axis=0)
         p90 = np.quantile(comparison.sketch_distance, 0.9, axis=0)
@@ -78,7 +78,7 @@ class ResidualGate:
             noise = np.where(np.arange(sketch.size).reshape(sketch.shape) % 2, 1.0, -1.0)
             noise -= (noise * sketch).sum(axis=2, keepdims=True) / square * sketch  # no part along the sketch: no slope
             noise *= np.sqrt(square / (noise**2).sum(axis=2, keepdims=True))
-            size = 3 * np.array(case.calibration.limits.sketch_p90)[:, None]
+            size = 3 * np.array(case.limits.sketch_p90)[:, None]
             return replace(run, sketch=(sketch + size * noise).astype(np.float32))
 
         return {"a norm one per cent short": case.with_prompts(shorten), "noise": case.with_prompts(shake)}

@@ -142,7 +142,7 @@ def invent_class(name: Any, prompts: tuple[PromptEvidence, ...], noise: float) -
     for seed, arm in enumerate(("a", "b", "c", "d")):
         rng = np.random.default_rng([99, seed])
         arms[arm] = concatenate(compare(p, perturb(p, rng, noise)) for p in prompts)
-    return calibrate(name, arms)
+    return calibrate(name, arms, {p.name: len(p.fed) for p in prompts})
 
 
 def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float) -> PromptRun:

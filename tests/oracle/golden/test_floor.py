@@ -16,6 +16,7 @@ from oracle.golden.format import Golden
 from oracle.subjects.run import PromptRun
 
 Arms = dict[str, Comparison]
+PROMPTS = {"first": 18, "second": 14}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def flipped(arm: Comparison, regrets: dict[int, float], router: dict[int, float]
 
 
 def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
-    made = calibrate("bf16", arms)
+    made = calibrate("bf16", arms, PROMPTS)
     assert made.arms == tuple(arms)
     assert made.positions == 32
     assert [entry.arm for entry in made.held_out] == list(arms)
@@ -51,7 +52,7 @@ def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
 
 
 def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arms) -> None:
-    bands = calibrate("bf16", arms).bands
+    bands = calibrate("bf16", arms, PROMPTS).bands
     assert (bands.floor_regret, bands.regret) == (0.034, BAND_MULTIPLE * 0.034)
     assert (bands.floor_router_regret, bands.router_regret) == (0.04, BAND_MULTIPLE * 0.04)
     assert (bands.floor_router_gap, bands.router_gap) == (0.011, BAND_MULTIPLE * 0.011)
@@ -59,13 +60,13 @@ def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arm
 
 def test_a_set_that_differs_without_a_flip_widens_only_the_router_gap(arms: Arms) -> None:
     wider = arms | {"arm-0": flipped(arms["arm-0"], {}, router={20: 0.02})}
-    before, after = calibrate("bf16", arms).bands, calibrate("bf16", wider).bands
+    before, after = calibrate("bf16", arms, PROMPTS).bands, calibrate("bf16", wider, PROMPTS).bands
     assert after.floor_router_gap == 0.02
     assert (after.regret, after.router_regret) == (before.regret, before.router_regret)
 
 
 def test_limits_are_the_declared_multiple_of_the_largest_statistic(arms: Arms) -> None:
-    limits = calibrate("bf16", arms).limits
+    limits = calibrate("bf16", arms, PROMPTS).limits
     each = [statistics(arm) for arm in arms.values()]
     assert limits.kl == tuple(LIMIT_MULTIPLE * max(s.kl[i] for s in each) for i in range(2))
     assert limits.sketch_p90 == tuple(LIMIT_MULTIPLE * max(s.sketch_p90[i] for s in each) for i in range(3))
@@ -83,7 +84,7 @@ def test_statistics_are_medians_p90s_and_the_largest_slope(arms: Arms) -> None:
 
 
 def test_bins_count_every_position_of_every_arm_once(arms: Arms) -> None:
-    bins = calibrate("bf16", arms).bins
+    bins = calibrate("bf16", arms, PROMPTS).bins
     margins = next(iter(arms.values())).margin
     assert bins.positions == tuple(5 * np.bincount(margin_bin(margins), minlength=len(MARGIN_EDGES)))
     assert (sum(bins.near), sum(bins.router)) == (5, 5)
@@ -92,11 +93,11 @@ def test_bins_count_every_position_of_every_arm_once(arms: Arms) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_arms_are_refused(arms: Arms, count: int) -> None:
     with pytest.raises(GoldenError, match=f"class bf16 has {count} floor arms; leave-one-out needs at least 3"):
-        calibrate("bf16", dict(list(arms.items())[:count]))
+        calibrate("bf16", dict(list(arms.items())[:count]), PROMPTS)
 
 
 def test_three_arms_are_enough(arms: Arms) -> None:
-    assert len(calibrate("bf16", dict(list(arms.items())[:3])).arms) == 3
+    assert len(calibrate("bf16", dict(list(arms.items())[:3]), PROMPTS).arms) == 3
 
 
 def scaled(arm: Comparison, **factors: float) -> Comparison:
@@ -121,4 +122,4 @@ FAULTS: dict[str, Callable[[Comparison], Comparison]] = {
 @pytest.mark.parametrize("which", ["arm-0", "arm-4"])
 def test_an_arm_that_does_not_pass_what_the_others_allow_is_refused_by_name(arms: Arms, fault: str, which: str) -> None:
     with pytest.raises(GoldenError, match=f"class bf16: arm {which} does not pass the floor of the other arms.*add prompts"):
-        calibrate("bf16", arms | {which: FAULTS[fault](arms[which])})
+        calibrate("bf16", arms | {which: FAULTS[fault](arms[which])}, PROMPTS)

@@ -157,10 +157,10 @@ def test_a_recipe_that_is_not_the_one_named_is_refused(golden_copy: Path) -> Non
     assert "the recipe does not have the digest it claims" in refusal(golden_copy)
 
 
-@pytest.mark.parametrize("schema", ["kolibri-golden/0", "kolibri-golden/2", "", None, 1])
+@pytest.mark.parametrize("schema", ["kolibri-golden/1", "kolibri-golden/3", "", None, 1])
 def test_another_schema_is_refused_by_name(golden_copy: Path, reseal: Reseal, schema: Any) -> None:
     reseal(golden_copy, lambda document: document.update(schema=schema))
-    assert f"has schema {schema!r}, this version reads 'kolibri-golden/1'" in refusal(golden_copy)
+    assert f"has schema {schema!r}, this version reads 'kolibri-golden/2'" in refusal(golden_copy)
 
 
 def test_a_resealed_golden_without_a_lie_is_accepted(golden_copy: Path, reseal: Reseal) -> None:
@@ -183,6 +183,9 @@ LIES: dict[str, Edit] = {
     "a larger multiple of limits": lambda d: bf16(d)["limits"].update(multiple=100.0),
     "a KL limit beyond the declared multiple": lambda d: bf16(d)["limits"].update(kl=[1.0, 9.0]),
     "a slope limit beyond the declared multiple": lambda d: bf16(d)["limits"].update(sketch_slope=0.5),
+    "a prompt without its own floor": lambda d: bf16(d)["prompt_floors"].pop("second"),
+    "a floor for a prompt that is not there": lambda d: bf16(d)["prompt_floors"].update(third=bf16(d)["limits"]["floor"]),
+    "a prompt's floor for fewer layers": lambda d: bf16(d)["prompt_floors"]["first"]["sketch_p90"].pop(),
     "an arm that failed": lambda d: bf16(d)["held_out"][1].update(passed=False),
     "an arm not held out": lambda d: bf16(d)["held_out"].pop(),
     "two arms": lambda d: bf16(d).update(arms=bf16(d)["arms"][:2], held_out=bf16(d)["held_out"][:2]),
