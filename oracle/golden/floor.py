@@ -27,6 +27,7 @@ from oracle.golden.calibration import (
 )
 from oracle.golden.compare import Comparison
 from oracle.golden.flip_class import classify_at
+from oracle.golden.portable import quantiles
 from oracle.subjects.protocol import NumericClass
 
 LOGIT_DTYPE = "float32"
@@ -68,10 +69,11 @@ def calibrate(numeric_class: NumericClass, arms: Mapping[str, Comparison]) -> Cl
 
 def statistics(comparison: Comparison) -> Statistics:
     """The statistics that limits are set on, of one run: medians and p90s over positions, slopes over all of them."""
+    sketch_median, sketch_p90 = quantiles(comparison.sketch_distance, [0.5, 0.9])
     return Statistics(
-        kl=_pair(np.quantile(comparison.kl, [0.5, 0.9])),
-        sketch_median=_floats(np.quantile(comparison.sketch_distance, 0.5, axis=0)),
-        sketch_p90=_floats(np.quantile(comparison.sketch_distance, 0.9, axis=0)),
+        kl=_pair(quantiles(comparison.kl, [0.5, 0.9])),
+        sketch_median=_floats(sketch_median),
+        sketch_p90=_floats(sketch_p90),
         sketch_slope=float(np.abs(comparison.slope()).max()),
     )
 
