@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle.golden.evidence import PromptEvidence
+from oracle.golden.portable import exp, log
 from oracle.subjects.run import PromptRun
 
 _NO_MASS = 1e-12
@@ -102,7 +103,7 @@ def compare(golden: PromptEvidence, run: PromptRun | Shown) -> Comparison:
         regret=stored[:, 0] - chosen,
         rank=rank,
         kl=_divergence(stored, golden.logsumexp, shown, run.logsumexp),
-        mass=np.exp(shown - run.logsumexp[:, None]).sum(axis=1),
+        mass=exp(shown - run.logsumexp[:, None]).sum(axis=1),
         logit_error=np.abs(shown - stored).max(axis=1) / np.abs(stored).max(axis=1),
         first_set_difference=first,
         set_gap=np.where(first < layers, gap, 0.0),
@@ -143,9 +144,9 @@ def _divergence(
     shown_lse: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     log_p, log_q = stored - stored_lse[:, None], shown - shown_lse[:, None]
-    p, q = np.exp(log_p), np.exp(log_q)
+    p, q = exp(log_p), exp(log_q)
     head = (p * (log_p - log_q)).sum(axis=1)
     # Below 1e-12 the rest is rounding of the sum to 1, not probability.
     p_rest, q_rest = np.maximum(1.0 - p.sum(axis=1), _NO_MASS), np.maximum(1.0 - q.sum(axis=1), _NO_MASS)
     # Negative only by rounding, or where logits and logsumexp contradict: that is a distance too, and not zero.
-    return np.abs(head + p_rest * np.log(p_rest / q_rest))
+    return np.abs(head + p_rest * log(p_rest / q_rest))

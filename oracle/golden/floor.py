@@ -27,6 +27,7 @@ from oracle.golden.calibration import (
 )
 from oracle.golden.compare import Comparison, split
 from oracle.golden.flip_class import classify_at
+from oracle.golden.portable import quantiles
 from oracle.subjects.protocol import NumericClass
 
 LOGIT_DTYPE = "float32"
@@ -79,11 +80,11 @@ def statistics(comparison: Comparison, *, upper: bool = False) -> Statistics:
             union's is never above the largest of its parts': interpolated, the p90 of {0, 1} is 0.9 and that of two of
             them together is 1.
     """
-    method = "higher" if upper else "linear"
+    sketch_median, sketch_p90 = quantiles(comparison.sketch_distance, [0.5, 0.9], upper=upper)
     return Statistics(
-        kl=_pair(np.quantile(comparison.kl, [0.5, 0.9], method=method)),
-        sketch_median=_floats(np.quantile(comparison.sketch_distance, 0.5, axis=0, method=method)),
-        sketch_p90=_floats(np.quantile(comparison.sketch_distance, 0.9, axis=0, method=method)),
+        kl=_pair(quantiles(comparison.kl, [0.5, 0.9], upper=upper)),
+        sketch_median=_floats(sketch_median),
+        sketch_p90=_floats(sketch_p90),
         sketch_slope=float(np.abs(comparison.slope()).max()),
     )
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.golden.portable import quantiles
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.subjects.run import PromptRun
 
@@ -31,8 +32,7 @@ class ResidualGate:
     def judge(self, case: Case) -> Judgement:
         comparison, limits = case.comparison, case.limits
         positions, layers = comparison.sketch_distance.shape
-        median = np.quantile(comparison.sketch_distance, 0.5, axis=0)
-        p90 = np.quantile(comparison.sketch_distance, 0.9, axis=0)
+        median, p90 = quantiles(comparison.sketch_distance, [0.5, 0.9])
         slope = comparison.slope()
         findings: list[Finding] = []
         for name, values, allowed in (
