@@ -66,12 +66,18 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Case:
-    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration."""
+    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration.
+
+    Attributes:
+        texts: whether the golden's texts are tokenized again where the libraries are installed; not for a stored run, whose
+            judgement must not depend on what is.
+    """
 
     golden: Golden
     run: Run
     checkpoint: Checkpoint
     calibration: ClassCalibration
+    texts: bool = True
 
     def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
         """Each prompt that the run answered, in the golden's order."""

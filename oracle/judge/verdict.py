@@ -108,6 +108,7 @@ def judge_session(
     device: Sequence[ControlResult] = (),
     partial: bool = False,
     controlled: bool = True,
+    texts: bool = True,
 ) -> Report:
     """Judge a run by the selected gates, each with its controls, and draw up the ledger.
 
@@ -117,10 +118,11 @@ def judge_session(
         device: results of faults planted in the subject's own device.
         partial: whether `selected` was narrowed by the user.
         controlled: whether `perfect` came through the same dumper as `run`; if not, the verdict is never green.
+        texts: as in `Case`.
     """
     calibration = require_class(golden, run.identity.numeric_class)
-    case = Case(golden, run, checkpoint, calibration)
-    control_case = Case(golden, perfect, checkpoint, calibration)
+    case = Case(golden, run, checkpoint, calibration, texts)
+    control_case = Case(golden, perfect, checkpoint, calibration, texts)
     aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
     declared = run.identity.required_gates
     required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
