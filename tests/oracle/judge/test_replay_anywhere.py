@@ -23,12 +23,12 @@ from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.run import PromptRun, Run, save_run
 
 ANOTHER_LIBRARY = '''
-"""numpy as another machine may have it: functions that IEEE 754 does not fix are off in their last bit."""
+"""numpy as another machine may have it: functions that IEEE 754 does not fix are off in their last bits."""
 import numpy as np
 
 def off(function):
     def wrapped(*args, **kwargs):
-        return np.nextafter(function(*args, **kwargs), np.inf)
+        return function(*args, **kwargs) * (1 + 2**-50)
     return wrapped
 
 for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "tanh", "cbrt", "hypot",
