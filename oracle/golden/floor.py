@@ -15,6 +15,7 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
+    ROUTER_RESOLUTION,
     Bands,
     ClassCalibration,
     HeldOut,
@@ -28,6 +29,7 @@ from oracle.golden.calibration import (
 from oracle.golden.compare import Comparison
 from oracle.golden.flip_class import classify_at
 from oracle.golden.portable import quantiles
+from oracle.golden.routing_statistics import router_logit_extent, share_of_sets, weight_quantiles
 from oracle.subjects.protocol import NumericClass
 
 LOGIT_DTYPE = "float32"
@@ -51,8 +53,9 @@ def calibrate(numeric_class: NumericClass, arms: Mapping[str, Comparison]) -> Cl
         worst = failed[0]
         raise GoldenError(
             f"class {numeric_class}: arm {worst.arm} does not pass the floor of the other arms (hard flips {worst.hard_flips}, "
-            f"near {worst.near_flips} of {worst.near_budget}, router {worst.router_flips} of {worst.router_budget}, largest "
-            f"statistic {worst.worst_ratio:.2f} of its limit); add prompts or arms so that the floor is wide enough"
+            f"sets outside the router band {worst.sets_outside}, near {worst.near_flips} of {worst.near_budget}, "
+            f"router {worst.router_flips} of {worst.router_budget}, largest statistic {worst.worst_ratio:.2f} of its limit); "
+            "add prompts or arms so that the floor is wide enough"
         )
     everything = list(arms.values())
     return ClassCalibration(
@@ -68,13 +71,24 @@ def calibrate(numeric_class: NumericClass, arms: Mapping[str, Comparison]) -> Cl
 
 
 def statistics(comparison: Comparison) -> Statistics:
-    """The statistics that limits are set on, of one run: medians and p90s over positions, slopes over all of them."""
+    """The statistics that limits are set on, of one run: medians and p90s over positions, slopes over all of them.
+
+    Raises:
+        ValueError: the run does not show all evidence, as every arm of the reference does.
+    """
+    if comparison.sketch_distance is None or comparison.weight_error is None or comparison.router_logit_error is None:
+        raise ValueError("a floor needs sketches, expert weights and router logits of every arm")
+    weight_median, weight_p90 = weight_quantiles(comparison.weight_error)
     sketch_median, sketch_p90 = quantiles(comparison.sketch_distance, [0.5, 0.9])
     return Statistics(
         kl=_pair(quantiles(comparison.kl, [0.5, 0.9])),
         sketch_median=_floats(sketch_median),
         sketch_p90=_floats(sketch_p90),
         sketch_slope=float(np.abs(comparison.slope()).max()),
+        sets_differ=share_of_sets(comparison),
+        weight_median=_floats(weight_median),
+        weight_p90=_floats(weight_p90),
+        router_logit=router_logit_extent(comparison.router_logit_error),
     )
 
 
@@ -118,6 +132,10 @@ def _limits(arms: Sequence[Comparison]) -> Limits:
         sketch_median=_floats(largest("sketch_median")),
         sketch_p90=_floats(largest("sketch_p90")),
         sketch_slope=float(largest("sketch_slope")),
+        sets_differ=float(largest("sets_differ")),
+        weight_median=_floats(largest("weight_median")),
+        weight_p90=_floats(largest("weight_p90")),
+        router_logit=_pair(largest("router_logit")),
     )
     return Limits(floor=floor, multiple=LIMIT_MULTIPLE)
 
@@ -130,8 +148,9 @@ def _hold_out(name: str, arms: Mapping[str, Comparison]) -> HeldOut:
     near_budget = budget(flip_probability(bins.near, bins.positions)[in_bin])
     router_budget = budget(flip_probability(bins.router, bins.positions)[in_bin])
     near, router, hard = (classes.count(kind) for kind in ("near-tie", "router-near-tie", "hard"))
+    sets_outside = int((arm.set_gap > max(bands.router_gap, ROUTER_RESOLUTION)).sum())
     ratio = worst_ratio(own, limits)
-    passed = hard == 0 and near < near_budget and router < router_budget and ratio <= 1.0
+    passed = hard == 0 and sets_outside == 0 and near < near_budget and router < router_budget and ratio <= 1.0
     return HeldOut(
         arm=name,
         near_flips=near,
@@ -139,6 +158,7 @@ def _hold_out(name: str, arms: Mapping[str, Comparison]) -> HeldOut:
         router_flips=router,
         router_budget=router_budget,
         hard_flips=hard,
+        sets_outside=sets_outside,
         worst_ratio=ratio,
         passed=passed,
     )
@@ -148,7 +168,7 @@ def worst_ratio(own: Statistics, limits: Limits) -> float:
     """The largest of a run's statistics over its limit."""
     ratios = [
         np.max(np.asarray(getattr(own, name)) / np.maximum(np.asarray(getattr(limits, name)), np.finfo(np.float64).tiny))
-        for name in ("kl", "sketch_median", "sketch_p90", "sketch_slope")
+        for name in Statistics.model_fields
     ]
     return float(max(ratios))
 

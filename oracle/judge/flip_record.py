@@ -23,7 +23,8 @@ class FlipRecord(BaseModel):
         rank: place of `got` among the golden's stored ids, -1 if it is not among them.
         top: the golden's top-1 logit.
         golden_margin, subject_margin: top-1 minus top-2, nats; the same in bf16 ULPs at the top logit's size in `*_ulps`.
-        set_layer: first layer whose expert sets differ, None where all agree; `set_gap` is the golden's router gap there.
+        set_layer: first layer whose expert sets differ, None where all agree or the run shows no experts; `set_gap` is the
+            golden's router gap there.
         sketch_layer: first layer whose sketch is further off than the class's p90 limit, None where none is.
         label: the class of the flip; it must follow from the numbers and `bands`.
         bands, logit_dtype: what it was classified with.
@@ -74,10 +75,11 @@ def flip_records(case: Case) -> tuple[FlipRecord, ...]:
     records = []
     for prompt, run in case.answered():
         comparison = case.comparisons[prompt.name]
-        layers = comparison.sketch_distance.shape[1]
+        layers = comparison.layers
         for position in np.flatnonzero(comparison.flip).tolist():
             first_set = int(comparison.first_set_difference[position])
-            diverged = comparison.sketch_distance[position] > limits
+            distance = comparison.sketch_distance  # None where the run shows none: then no layer is said to differ
+            diverged = np.zeros(layers, dtype=np.bool_) if distance is None else distance[position] > limits
             top, regret = float(comparison.top[position]), float(comparison.regret[position])
             golden_margin = float(comparison.margin[position])
             subject_margin = float(run.top_logits[position, 0]) - float(run.top_logits[position, 1])

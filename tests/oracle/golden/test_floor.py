@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oracle.errors import GoldenError
-from oracle.golden.calibration import BAND_MULTIPLE, LIMIT_MULTIPLE, MARGIN_EDGES, Limits, margin_bin
+from oracle.golden.calibration import BAND_MULTIPLE, LIMIT_MULTIPLE, MARGIN_EDGES, UNSEEN, Limits, margin_bin
 from oracle.golden.compare import OUTSIDE, Comparison, compare, concatenate
 from oracle.golden.floor import calibrate, statistics, worst_ratio
 from oracle.golden.format import Golden
@@ -24,7 +24,9 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
     made = {}
     for index in range(5):
         rng = np.random.default_rng([7, index])
-        noisy = concatenate(compare(p, perturbed_run(p, rng, 1e-3)) for p in tiny_golden[0].prompts)
+        golden = tiny_golden[0]
+        pairs = [(p, golden.probes_of(p.name)) for p in golden.prompts]
+        noisy = concatenate(compare(p, perturbed_run(p, rng, 1e-3, probes), probes) for p, probes in pairs)
         made[f"arm-{index}"] = flipped(noisy, {index: 0.03 + index / 1000, 10 + index: 0.04}, router={10 + index: 0.011})
     return made
 
@@ -70,6 +72,9 @@ def test_limits_are_the_declared_multiple_of_the_largest_statistic(arms: Arms) -
     assert limits.kl == tuple(LIMIT_MULTIPLE * max(s.kl[i] for s in each) for i in range(2))
     assert limits.sketch_p90 == tuple(LIMIT_MULTIPLE * max(s.sketch_p90[i] for s in each) for i in range(3))
     assert limits.sketch_median == tuple(LIMIT_MULTIPLE * max(s.sketch_median[i] for s in each) for i in range(3))
+    assert limits.weight_median == tuple(LIMIT_MULTIPLE * max(s.weight_median[i] for s in each) for i in range(3))
+    assert limits.router_logit == tuple(LIMIT_MULTIPLE * max(s.router_logit[i] for s in each) for i in range(2))
+    assert limits.sets_differ == LIMIT_MULTIPLE * UNSEEN / (32 * 3)
     assert limits.sketch_slope == LIMIT_MULTIPLE * max(s.sketch_slope for s in each)
 
 
@@ -79,6 +84,9 @@ def test_statistics_are_medians_p90s_and_the_largest_slope(arms: Arms) -> None:
     assert own.kl == (np.median(arm.kl), np.quantile(arm.kl, 0.9))
     assert own.sketch_median == tuple(np.median(arm.sketch_distance, axis=0))
     assert own.sketch_slope == np.abs(arm.slope()).max()
+    assert own.sets_differ == UNSEEN / (32 * 3)
+    assert own.weight_p90 == tuple(np.quantile(arm.weight_error, 0.9, axis=0))
+    assert own.router_logit == (np.median(arm.router_logit_error), arm.router_logit_error.max())
     assert worst_ratio(own, Limits(floor=own, multiple=1.0)) == 1.0
 
 
@@ -114,6 +122,10 @@ FAULTS: dict[str, Callable[[Comparison], Comparison]] = {
     "four times the KL": lambda arm: scaled(arm, kl=40.0),
     "a sketch further off": lambda arm: scaled(arm, sketch_distance=40.0),
     "a norm one percent off": lambda arm: scaled(arm, sketch_dot=0.99),
+    "weights further off": lambda arm: scaled(arm, weight_error=40.0),
+    "router logits further off": lambda arm: scaled(arm, router_logit_error=40.0),
+    "a set at a wide gap without a flip": lambda arm: flipped(arm, {}, router={20: 0.05}),
+    "many more differing sets": lambda arm: replace(arm, set_differs=~arm.set_differs),
 }
 
 

@@ -157,10 +157,10 @@ def test_a_recipe_that_is_not_the_one_named_is_refused(golden_copy: Path) -> Non
     assert "the recipe does not have the digest it claims" in refusal(golden_copy)
 
 
-@pytest.mark.parametrize("schema", ["kolibri-golden/0", "kolibri-golden/2", "", None, 1])
+@pytest.mark.parametrize("schema", ["kolibri-golden/1", "kolibri-golden/3", "", None, 1])
 def test_another_schema_is_refused_by_name(golden_copy: Path, reseal: Reseal, schema: Any) -> None:
     reseal(golden_copy, lambda document: document.update(schema=schema))
-    assert f"has schema {schema!r}, this version reads 'kolibri-golden/1'" in refusal(golden_copy)
+    assert f"has schema {schema!r}, this version reads 'kolibri-golden/2'" in refusal(golden_copy)
 
 
 def test_a_resealed_golden_without_a_lie_is_accepted(golden_copy: Path, reseal: Reseal) -> None:
@@ -299,6 +299,7 @@ ARRAY_LIES: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
     "a row too many": lambda a: a.update(logsumexp=np.append(a["logsumexp"], 0.0)),
     "a probe outside its prompt": lambda a: a["probe_positions"].__setitem__(0, 99),
     "a probe of no prompt": lambda a: a["probe_prompts"].__setitem__(0, 2),
+    "a prompt without a probe": lambda a: a["probe_prompts"].__setitem__(2, 0),
     "a negative probe": lambda a: a["probe_positions"].__setitem__(0, -1),
     "layer inputs of another prompt": lambda a: a.update(probe_layer_inputs=a["probe_layer_inputs"][:-1]),
     "fewer probes than places": lambda a: a.update(probe_hidden=a["probe_hidden"][:-1]),
