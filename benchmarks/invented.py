@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.compare import Comparison, compare, concatenate
+from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Probes, assemble, write_golden
@@ -157,8 +157,8 @@ def _write_golden(
 def _calibration(checkpoint: Checkpoint, prompts: tuple[PromptEvidence, ...], arms: tuple[str, ...]) -> ClassCalibration:
     """As if the arms differed from the golden by the same noise as the run."""
     rows = checkpoint.raw("model.embed_tokens.weight").reshape(checkpoint.config.vocab_size, -1)
-    compared: dict[str, Comparison] = {}
+    compared: dict[str, dict[str, Comparison]] = {}
     for seed, arm in enumerate(arms):
         rngs = (np.random.default_rng([99, seed, index]) for index in range(len(prompts)))
-        compared[arm] = concatenate(compare(p, _answer(p, rows, rng)) for p, rng in zip(prompts, rngs, strict=True))
+        compared[arm] = {p.name: compare(p, _answer(p, rows, rng)) for p, rng in zip(prompts, rngs, strict=True)}
     return calibrate("bf16", compared)

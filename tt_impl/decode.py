@@ -104,6 +104,7 @@ class Decoder:
             expert_ids=np.stack([routing.experts for routing in routings]),
             expert_weights=np.stack([routing.weights for routing in routings]),
             residual=np.stack([tap.array()[0].astype(np.float32) for tap in residuals]),
+            router_logits=np.stack([routing.logits for routing in routings]),
         )
 
     def _embed(self, scratch: Scratch, token: int) -> tuple[Tensor, ReadHandle]:

@@ -13,7 +13,7 @@ from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.settings import default_settings
 
-REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "slots", "ledger")
+REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "slots", "ledger")
 
 _ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 

@@ -48,6 +48,14 @@ KL_RESOLUTION = 1e-13
 """A limit on a KL is never below this: float64 rounds a log-probability of 30 nats by 4e-15, and class fp32's median KL
 (2e-16 on the shipped golden) is such rounding, which differs between libraries."""
 
+ROUTING_RESOLUTION = 1e-6
+"""A limit on a weight's error, or on a router logit's relative one, is never below this: a sigmoid of another library's
+differs in the last two bits (1.2e-7), and in class fp32 the floor's medians (1.2e-7 and 2.8e-7) are little more."""
+
+UNSEEN = 3
+"""Added to a count of differing sets before it becomes a share: a floor that saw none in n pairs only says that fewer than
+3 in n are likely (the rule of three, 95 %), and one arm's few are not a multiple of another's none."""
+
 LogitDtype = Literal["float32", "bfloat16"]
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -114,6 +122,11 @@ class Statistics(BaseModel):
         kl: [median, p90] over positions, nats.
         sketch_median, sketch_p90: per layer, relative distance.
         sketch_slope: absolute slope, the largest over layers: an arm's slope at one layer can be near zero by chance.
+        sets_differ: share of positions and layers whose expert set differs, `UNSEEN` added to the count.
+        weight_median, weight_p90: per layer, of the largest error of an expert's weight at a position, before its first
+            differing set. Absolute: weights are sigmoids.
+        router_logit: [median, maximum] over probe positions and layers of the largest error of a router logit, over the
+            largest router logit.
     """
 
     model_config = _STRICT
@@ -122,6 +135,10 @@ class Statistics(BaseModel):
     sketch_median: tuple[NonNegativeFloat, ...]
     sketch_p90: tuple[NonNegativeFloat, ...]
     sketch_slope: NonNegativeFloat
+    sets_differ: NonNegativeFloat
+    weight_median: tuple[NonNegativeFloat, ...]
+    weight_p90: tuple[NonNegativeFloat, ...]
+    router_logit: tuple[NonNegativeFloat, NonNegativeFloat]
 
     @classmethod
     def largest(cls, each: Iterable[Statistics]) -> Statistics:
@@ -162,6 +179,27 @@ class Limits(BaseModel):
         """For every layer."""
         return self.multiple * self.floor.sketch_slope
 
+    @property
+    def sets_differ(self) -> float:
+        """Share of positions and layers."""
+        return self.multiple * self.floor.sets_differ
+
+    @property
+    def weight_median(self) -> tuple[float, ...]:
+        """Per layer, at least `ROUTING_RESOLUTION`."""
+        return tuple(max(self.multiple * value, ROUTING_RESOLUTION) for value in self.floor.weight_median)
+
+    @property
+    def weight_p90(self) -> tuple[float, ...]:
+        """Per layer, at least `ROUTING_RESOLUTION`."""
+        return tuple(max(self.multiple * value, ROUTING_RESOLUTION) for value in self.floor.weight_p90)
+
+    @property
+    def router_logit(self) -> tuple[float, float]:
+        """[median, maximum], relative, at least `ROUTING_RESOLUTION`."""
+        median, largest = self.floor.router_logit
+        return max(self.multiple * median, ROUTING_RESOLUTION), max(self.multiple * largest, ROUTING_RESOLUTION)
+
 
 class HeldOut(BaseModel):
     """One floor arm judged by the bands, budgets and limits that the other arms alone would give.
@@ -170,6 +208,7 @@ class HeldOut(BaseModel):
         arm: the arm left out.
         near_flips, near_budget: its near-tie flips and the count at which the budget would have fired; same for `router_`.
         hard_flips: flips outside the others' bands.
+        sets_outside: positions whose first differing expert set is outside the others' router band.
         worst_ratio: its largest statistic over the others' limit; above 1 it would have failed.
         worst_prompt, worst_prompt_ratio: the same on a prompt alone, where it is largest.
         passed: whether an honest arm passes; a class with one False is refused.
@@ -183,6 +222,7 @@ class HeldOut(BaseModel):
     router_flips: int
     router_budget: int
     hard_flips: int
+    sets_outside: int
     worst_ratio: float
     worst_prompt: str
     worst_prompt_ratio: float

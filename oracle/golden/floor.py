@@ -15,6 +15,7 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
+    ROUTER_RESOLUTION,
     Bands,
     ClassCalibration,
     HeldOut,
@@ -25,38 +26,39 @@ from oracle.golden.calibration import (
     flip_probability,
     margin_bin,
 )
-from oracle.golden.compare import Comparison, split
+from oracle.golden.compare import Comparison, concatenate
 from oracle.golden.flip_class import classify_at
 from oracle.golden.portable import quantiles
+from oracle.golden.routing_statistics import router_logit_extent, share_of_sets, weight_quantiles
 from oracle.subjects.protocol import NumericClass
 
 LOGIT_DTYPE = "float32"
 """Kolibri-1's `head_dtype` is float32 in every class, so no class may hide behind a coarser ULP."""
 
 
-def calibrate(numeric_class: NumericClass, arms: Mapping[str, Comparison], prompts: Mapping[str, int]) -> ClassCalibration:
+def calibrate(numeric_class: NumericClass, measured: Mapping[str, Mapping[str, Comparison]]) -> ClassCalibration:
     """The calibration of one class.
 
     Args:
         numeric_class: the class.
-        arms: by arm name, its comparison with the truth over all positions of all prompts, in prompt order.
-        prompts: by prompt name, its positions, in that order.
+        measured: by arm name and prompt name, the arm's comparison with the truth; prompts in the golden's order.
 
     Raises:
         GoldenError: fewer than three arms, or an arm does not pass what the others allow.
     """
-    if len(arms) < 3:
-        raise GoldenError(f"class {numeric_class} has {len(arms)} floor arms; leave-one-out needs at least 3")
-    by_prompt = {name: _by_prompt(arm, prompts) for name, arm in arms.items()}
+    if len(measured) < 3:
+        raise GoldenError(f"class {numeric_class} has {len(measured)} floor arms; leave-one-out needs at least 3")
+    arms = {name: concatenate(parts.values()) for name, parts in measured.items()}
+    by_prompt = {arm: {p: statistics(part, upper=True) for p, part in parts.items()} for arm, parts in measured.items()}
     held_out = [_hold_out(name, arms, by_prompt) for name in arms]
     if failed := [entry for entry in held_out if not entry.passed]:
         worst = failed[0]
         raise GoldenError(
             f"class {numeric_class}: arm {worst.arm} does not pass the floor of the other arms (hard flips {worst.hard_flips}, "
-            f"near {worst.near_flips} of {worst.near_budget}, router {worst.router_flips} of {worst.router_budget}, largest "
-            f"statistic {worst.worst_ratio:.2f} of its limit, on prompt {worst.worst_prompt} alone "
-            f"{worst.worst_prompt_ratio:.2f}); add prompts or arms so that the floor is wide enough, or make prompt "
-            f"{worst.worst_prompt} longer"
+            f"sets outside the router band {worst.sets_outside}, near {worst.near_flips} of {worst.near_budget}, "
+            f"router {worst.router_flips} of {worst.router_budget}, largest statistic {worst.worst_ratio:.2f} of its limit, "
+            f"on prompt {worst.worst_prompt} alone {worst.worst_prompt_ratio:.2f}); add prompts or arms so that the floor is "
+            f"wide enough, or make prompt {worst.worst_prompt} longer"
         )
     everything = list(arms.values())
     return ClassCalibration(
@@ -79,19 +81,24 @@ def statistics(comparison: Comparison, *, upper: bool = False) -> Statistics:
         upper: take each quantile at the position at or above it, instead of between two. Of these only is it true that a
             union's is never above the largest of its parts': interpolated, the p90 of {0, 1} is 0.9 and that of two of
             them together is 1.
+
+    Raises:
+        ValueError: the run does not show all evidence, as every arm of the reference does.
     """
+    if comparison.sketch_distance is None or comparison.weight_error is None or comparison.router_logit_error is None:
+        raise ValueError("a floor needs sketches, expert weights and router logits of every arm")
+    weight_median, weight_p90 = weight_quantiles(comparison.weight_error, upper=upper)
     sketch_median, sketch_p90 = quantiles(comparison.sketch_distance, [0.5, 0.9], upper=upper)
     return Statistics(
         kl=_pair(quantiles(comparison.kl, [0.5, 0.9], upper=upper)),
         sketch_median=_floats(sketch_median),
         sketch_p90=_floats(sketch_p90),
         sketch_slope=float(np.abs(comparison.slope()).max()),
+        sets_differ=share_of_sets(comparison),
+        weight_median=_floats(weight_median),
+        weight_p90=_floats(weight_p90),
+        router_logit=router_logit_extent(comparison.router_logit_error, upper=upper),
     )
-
-
-def _by_prompt(arm: Comparison, prompts: Mapping[str, int]) -> dict[str, Statistics]:
-    parts = split(arm, prompts.values())
-    return {name: statistics(part, upper=True) for name, part in zip(prompts, parts, strict=True)}
 
 
 def _prompt_floors(arms: Mapping[str, Mapping[str, Statistics]]) -> dict[str, Statistics]:
@@ -128,7 +135,9 @@ def _bands(arms: Sequence[Comparison]) -> Bands:
     )
 
 
-def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]) -> HeldOut:
+def _hold_out(
+    name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]
+) -> HeldOut:
     arm, others = arms[name], [other for key, other in arms.items() if key != name]
     bins, bands = _bins(others), _bands(others)
     limits = Limits(floor=Statistics.largest(statistics(other) for other in others), multiple=LIMIT_MULTIPLE)
@@ -137,11 +146,13 @@ def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str,
     near_budget = budget(flip_probability(bins.near, bins.positions)[in_bin])
     router_budget = budget(flip_probability(bins.router, bins.positions)[in_bin])
     near, router, hard = (classes.count(kind) for kind in ("near-tie", "router-near-tie", "hard"))
+    sets_outside = int((arm.set_gap > max(bands.router_gap, ROUTER_RESOLUTION)).sum())
     ratio = worst_ratio(statistics(arm), limits)
     floors = _prompt_floors({key: parts for key, parts in by_prompt.items() if key != name})
     ratios = {p: worst_ratio(own, Limits(floor=floors[p], multiple=LIMIT_MULTIPLE)) for p, own in by_prompt[name].items()}
     worst = max(ratios, key=lambda prompt: ratios[prompt])
-    passed = hard == 0 and near < near_budget and router < router_budget and max(ratio, ratios[worst]) <= 1.0
+    within = max(ratio, ratios[worst]) <= 1.0
+    passed = hard == 0 and sets_outside == 0 and near < near_budget and router < router_budget and within
     return HeldOut(
         arm=name,
         near_flips=near,
@@ -149,6 +160,7 @@ def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str,
         router_flips=router,
         router_budget=router_budget,
         hard_flips=hard,
+        sets_outside=sets_outside,
         worst_ratio=ratio,
         worst_prompt=worst,
         worst_prompt_ratio=ratios[worst],

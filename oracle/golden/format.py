@@ -25,7 +25,7 @@ from pydantic import (
 
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.history import HistoryEntry
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
@@ -149,6 +149,12 @@ class Golden:
     def positions(self) -> int:
         """Teacher-forced positions over all prompts."""
         return sum(len(prompt.fed) for prompt in self.prompts)
+
+    def probes_of(self, prompt: str) -> PromptProbes:
+        """A prompt's own probes. By name in the document: `prompts` may hold some of its prompts only."""
+        index = next(i for i, record in enumerate(self.document.prompts) if record.name == prompt)
+        rows = np.flatnonzero(self.probes.prompts == index)
+        return PromptProbes(tuple(self.probes.positions[rows].tolist()), self.probes.router_logits[rows])
 
 
 _PROBE_PREFIX = "probe_"
@@ -282,8 +288,9 @@ def _check_arrays(document: GoldenDocument, arrays: Mapping[str, np.ndarray], to
             raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, expected {dtype} {list(shape)}")
     for name, calibration in document.classes.items():
         for floor in (calibration.limits.floor, *calibration.prompt_floors.values()):
-            if not len(floor.sketch_median) == len(floor.sketch_p90) == layers:
-                raise ValueError(f"class {name} has {len(floor.sketch_median)} sketch limits for {layers} layers")
+            for per_layer in ("sketch_median", "sketch_p90", "weight_median", "weight_p90"):
+                if (given := len(getattr(floor, per_layer))) != layers:
+                    raise ValueError(f"class {name} has {given} limits {per_layer} for {layers} layers")
     if (arrays["router_gap"] < 0).any() or not arrays["sketch"].any(axis=-1).all():
         raise ValueError("a router gap is negative, or a sketch is all zero")
     if (np.exp(arrays["top_logits"] - arrays["logsumexp"][:, None]).sum(axis=1) > 1 + 1e-9).any():
@@ -298,3 +305,5 @@ def _check_probes(prompts: tuple[PromptEvidence, ...], probes: Probes) -> None:
     for prompt, position in zip(probes.prompts.tolist(), probes.positions.tolist(), strict=True):
         if not (0 <= prompt < len(prompts) and 0 <= position < len(prompts[prompt].fed)):
             raise ValueError(f"probe at prompt {prompt}, position {position} is outside the golden")
+    if missing := sorted(set(range(len(prompts))) - set(probes.prompts.tolist())):
+        raise ValueError(f"prompt {prompts[missing[0]].name} has no probe")

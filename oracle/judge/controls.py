@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oracle.judge.alignment import AlignmentGate
-from oracle.judge.gate import Case, Gate
+from oracle.judge.gate import Case, Gate, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
@@ -51,6 +51,8 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     if gate.name == "slots":
         perfect = _with_honest_fill(perfect)
+    if not holds_evidence(gate, perfect.run):
+        return (ControlResult("perfect", "pass", "no evidence"), ControlResult("planted", "fire", "not run"))
     planted = gate.plants(perfect).items()
     return (
         ControlResult("perfect", "pass", _outcome(gate, perfect)),

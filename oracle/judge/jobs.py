@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oracle.errors import DeviceFault, KolibriError
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.gates import GATE_NAMES
 from oracle.judge.slot_audit import SlotAuditor
@@ -69,7 +69,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
     factory = subject_factory(job.subject)
     session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
-        session.work(factory, prompt, auditor)
+        session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
     except DeviceFault as caught:
         session.fault = caught
     except KolibriError:
@@ -90,13 +90,13 @@ class _SubjectSession:
         self.fault: DeviceFault | None = None
         self.stats: dict[str, int] = {}
 
-    def work(self, factory: SubjectFactory, prompt: PromptEvidence, auditor: SlotAuditor) -> None:
+    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
         subject = factory.open(self.job.request, auditor)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
         try:
             if self.job.request.plant is None:
-                self.run = drive(subject, prompt)
+                self.run = drive(subject, prompt, probes.positions)
             else:
                 subject.reset()
                 subject.start()

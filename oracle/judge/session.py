@@ -65,6 +65,7 @@ class Recorded:
         run, perfect: the subject's run and the perfect subject's.
         controlled: both came through the same dumper.
         planted: how the faults planted in the subject's device were caught.
+        replayed: `run` was stored: judged to the same document whatever is installed beside the oracle.
     """
 
     golden: Golden
@@ -73,6 +74,7 @@ class Recorded:
     perfect: Run
     controlled: bool
     planted: tuple[tuple[PromptOutcome, str], ...]
+    replayed: bool = False
 
 
 def run_session(options: SessionOptions, progress: Progress | None = None) -> Report:
@@ -96,6 +98,7 @@ def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool
         selected=selected,
         device=device_controls(recorded.planted),
         controlled=recorded.controlled,
+        texts=not recorded.replayed,
         partial=partial,
     )
 
@@ -131,9 +134,10 @@ def open_session(options: SessionOptions) -> Opened:
 def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) -> None:
     """What of the golden only the checkpoint can tell: ids, shapes, its texts' tokenizer, its chats' template."""
     config = checkpoint.config
-    if tokenizer_available() and any(prompt.text is not None for prompt in golden.prompts):
+    texts = options.replay is None
+    if texts and tokenizer_available() and any(prompt.text is not None for prompt in golden.prompts):
         open_tokenizer(checkpoint.folder)  # a missing file is an error, never a text that was not compared
-    if transformers_available() and any(prompt.messages is not None for prompt in golden.document.recipe.prompts):
+    if texts and transformers_available() and any(prompt.messages is not None for prompt in golden.document.recipe.prompts):
         require_chat_template(checkpoint.folder)
     for prompt in golden.prompts:
         ids = max(int(prompt.top_ids.max()), *prompt.prompt_ids, *prompt.generated)
@@ -162,7 +166,7 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     run = stored if stored is not None else _to_run(golden, own)
     perfect = opened.control or _to_run(golden, rest[len(plant_jobs) :])
     controlled = stored is None or opened.control is not None
-    return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted)
+    return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted, stored is not None)
 
 
 def _numeric_class(options: SessionOptions) -> str:

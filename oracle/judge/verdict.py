@@ -11,7 +11,7 @@ from oracle.golden.calibration import ClassCalibration
 from oracle.golden.format import Golden
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
 from oracle.judge.flip_record import FlipRecord, flip_records, signature
-from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
+from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id, holds_evidence
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -110,6 +110,7 @@ def judge_session(
     device: Sequence[ControlResult] = (),
     partial: bool = False,
     controlled: bool = True,
+    texts: bool = True,
 ) -> Report:
     """Judge a run by the selected gates, each with its controls, and draw up the ledger.
 
@@ -119,10 +120,11 @@ def judge_session(
         device: results of faults planted in the subject's own device.
         partial: whether `selected` was narrowed by the user.
         controlled: whether `perfect` came through the same dumper as `run`; if not, the verdict is never green.
+        texts: as in `Case`.
     """
     calibration = require_class(golden, run.identity.numeric_class)
-    case = Case(golden, run, checkpoint, calibration)
-    control_case = Case(golden, perfect, checkpoint, calibration)
+    case = Case(golden, run, checkpoint, calibration, texts)
+    control_case = Case(golden, perfect, checkpoint, calibration, texts)
     aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
     declared = run.identity.required_gates
     required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
@@ -151,8 +153,8 @@ def judge_session(
 
 
 def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
-    # Evidence that a run holds is judged, declared or not: only slots can be absent.
-    if gate.name == "slots" and case.run.slots is None and gate.name not in case.run.identity.required_gates:
+    # Evidence that a run holds is judged, declared or not.
+    if not holds_evidence(gate, case.run) and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
     controls = gate_controls(gate, control_case)
     if gate.name == "slots":

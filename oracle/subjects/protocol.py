@@ -34,18 +34,24 @@ class StepEvidence:
         embedding: the embedding row it consumed, raw bytes of H little-endian bf16 values.
         expert_ids: int32 [L, k], by falling selection score, equal scores by rising id.
         expert_weights: float32 [L, k], the sigmoid weights in the same order.
-        residual: float32 [L, H], the residual stream after each layer's second addition; or None if `sketch` is given.
+        residual: float32 [L, H], the residual stream after each layer's second addition; not needed if `sketch` is given.
         sketch: float32 [L, 32], the projection of `residual` (`oracle.golden.sketch`), for subjects that hold only that.
+        router_logits: float32 [L, E], of all E experts, without the bias, as the router computed them.
+
+    Those after `embedding` are optional abilities. Each is given at every step of every prompt or at none (None); router
+    logits at least at the golden's probe positions, or nowhere. Gates that need a missing one are not applicable, or
+    incomplete where the subject declares them.
     """
 
     token: int
     position: int
     logits: Float32
     embedding: Bytes
-    expert_ids: Int32
-    expert_weights: Float32
+    expert_ids: Int32 | None = None
+    expert_weights: Float32 | None = None
     residual: Float32 | None = None
     sketch: Float32 | None = None
+    router_logits: Float32 | None = None
 
 
 @dataclass(frozen=True)

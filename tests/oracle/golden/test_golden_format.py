@@ -334,6 +334,7 @@ ARRAY_LIES: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
     "a row too many": lambda a: a.update(logsumexp=np.append(a["logsumexp"], 0.0)),
     "a probe outside its prompt": lambda a: a["probe_positions"].__setitem__(0, 99),
     "a probe of no prompt": lambda a: a["probe_prompts"].__setitem__(0, 2),
+    "a prompt without a probe": lambda a: a["probe_prompts"].__setitem__(2, 0),
     "a negative probe": lambda a: a["probe_positions"].__setitem__(0, -1),
     "layer inputs of another prompt": lambda a: a.update(probe_layer_inputs=a["probe_layer_inputs"][:-1]),
     "fewer probes than places": lambda a: a.update(probe_hidden=a["probe_hidden"][:-1]),

@@ -7,31 +7,39 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from floor_arms import PROMPTS, by_prompt, measured
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.errors import GoldenError
 from oracle.golden.calibration import LIMIT_MULTIPLE, ClassCalibration, Limits, Statistics
-from oracle.golden.compare import Comparison, compare, concatenate, split
+from oracle.golden.compare import NOT_COMPARED, Comparison, compare, concatenate
 from oracle.golden.floor import calibrate, statistics, worst_ratio
 from oracle.golden.format import Golden
 from oracle.subjects.run import PromptRun
 
 LAYERS = 2
-PROMPTS = {"first": 18, "second": 14}
 ROUNDING = 1 + 1e-12
 
 numbers = st.floats(0, 1e6)
 pair = st.lists(numbers, min_size=LAYERS, max_size=LAYERS)
 positions = st.lists(
-    st.tuples(numbers, pair, pair, st.lists(st.floats(0.5, 1e3), min_size=LAYERS, max_size=LAYERS)), min_size=1
+    st.tuples(
+        numbers,
+        pair,
+        pair,
+        st.lists(st.floats(0.5, 1e3), min_size=LAYERS, max_size=LAYERS),
+        st.lists(st.booleans(), min_size=LAYERS, max_size=LAYERS),
+        st.lists(st.just(NOT_COMPARED) | st.floats(0, 1), min_size=LAYERS, max_size=LAYERS),
+    ),
+    min_size=1,
 )
 
 
 def comparison(rows: Sequence[tuple]) -> Comparison:
-    """Positions of (kl, sketch distances, sketch products, sketch squares); all else is zero."""
+    """Positions of (kl, sketch distances, products, squares, sets that differ, weight errors); each is a probe too."""
     count, zeros = len(rows), np.zeros(len(rows))
-    kl, distance, dot, square = (np.array([row[i] for row in rows], dtype=np.float64) for i in range(4))
+    kl, distance, dot, square, differs, weights = (np.array([row[i] for row in rows], dtype=np.float64) for i in range(6))
     return Comparison(
         top=zeros,
         margin=zeros,
@@ -43,6 +51,9 @@ def comparison(rows: Sequence[tuple]) -> Comparison:
         logit_error=zeros,
         first_set_difference=np.full(count, LAYERS),
         set_gap=zeros,
+        set_differs=differs.astype(bool),
+        weight_error=weights,
+        router_logit_error=weights,
         sketch_distance=distance,
         sketch_dot=dot,
         sketch_square=square,
@@ -68,23 +79,10 @@ def test_no_statistic_of_a_union_is_above_the_largest_upper_one_of_its_parts(par
 
 def test_interpolated_quantiles_would_not_do() -> None:
     """Why the floors of prompts are upper quantiles: two equal prompts have a larger p90 than either."""
-    part = comparison([(kl, [0.0] * LAYERS, [1.0] * LAYERS, [1.0] * LAYERS) for kl in (0.0, 1.0)])
+    part = comparison([(kl, [0.0] * LAYERS, [1.0] * LAYERS, [1.0] * LAYERS, [False] * LAYERS, [0.0] * LAYERS) for kl in (0.0, 1.0)])
     both = concatenate([part, part])
     assert (statistics(part).kl[1], statistics(both).kl[1]) == (0.9, 1.0)
     assert statistics(part, upper=True).kl[1] == 1.0
-
-
-@given(st.lists(positions.map(comparison), min_size=1, max_size=5))
-def test_parts_that_were_joined_come_apart_again(parts: list[Comparison]) -> None:
-    again = split(concatenate(parts), [len(part.kl) for part in parts])
-    assert [part.kl.tolist() for part in again] == [part.kl.tolist() for part in parts]
-    assert [part.sketch_dot.tolist() for part in again] == [part.sketch_dot.tolist() for part in parts]
-
-
-@pytest.mark.parametrize("lengths", [[18], [18, 13], [18, 15], []])
-def test_prompts_that_are_not_all_positions_are_refused(arms: dict[str, Comparison], lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="positions for a comparison of 32"):
-        split(arms["arm-0"], lengths)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +90,8 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
     """Five honest arms of one noise."""
     return {
         f"arm-{index}": concatenate(
-            compare(p, perturbed_run(p, np.random.default_rng([7, index]), 1e-3)) for p in tiny_golden[0].prompts
+            compare(p, perturbed_run(p, np.random.default_rng([7, index]), 1e-3, probes), probes)
+            for p, probes in ((p, tiny_golden[0].probes_of(p.name)) for p in tiny_golden[0].prompts)
         )
         for index in range(5)
     }
@@ -100,17 +99,17 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
 
 @pytest.fixture(scope="module")
 def calibration(arms: dict[str, Comparison]) -> ClassCalibration:
-    return calibrate("bf16", arms, PROMPTS)
+    return calibrate("bf16", measured(arms))
 
 
 def test_each_prompt_has_the_floor_of_its_own_positions(calibration: ClassCalibration, arms: dict[str, Comparison]) -> None:
-    parts = {name: split(arm, PROMPTS.values()) for name, arm in arms.items()}
-    for index, prompt in enumerate(PROMPTS):
-        each = [np.sort(part[index].kl) for part in parts.values()]
-        count = PROMPTS[prompt]
+    parts = {name: by_prompt(arm) for name, arm in arms.items()}
+    for prompt in PROMPTS:
+        each = [np.sort(part[prompt].kl) for part in parts.values()]
+        count = len(each[0])
         p90 = max(kl[int(np.ceil(0.9 * (count - 1)))] for kl in each)
         assert calibration.prompt_floors[prompt].kl == (max(kl[count // 2] for kl in each), p90)
-        slope = max(np.abs(part[index].slope()).max() for part in parts.values())
+        slope = max(np.abs(part[prompt].slope()).max() for part in parts.values())
         assert calibration.prompt_floors[prompt].sketch_slope == slope
 
 
@@ -123,12 +122,22 @@ def test_limits_are_those_of_the_prompts_that_were_answered(calibration: ClassCa
 
 
 def test_the_limits_of_several_prompts_are_number_by_number_the_largest(calibration: ClassCalibration) -> None:
-    one = Statistics(kl=(1.0, 5.0), sketch_median=(1.0, 2.0), sketch_p90=(3.0, 3.0), sketch_slope=0.1)
-    two = Statistics(kl=(2.0, 4.0), sketch_median=(2.0, 1.0), sketch_p90=(3.0, 4.0), sketch_slope=0.2)
+    def made(kl: tuple[float, float], median: tuple[float, float], p90: tuple[float, float], rest: float) -> Statistics:
+        return Statistics(
+            kl=kl,
+            sketch_median=median,
+            sketch_p90=p90,
+            sketch_slope=rest,
+            sets_differ=rest,
+            weight_median=median,
+            weight_p90=p90,
+            router_logit=kl,
+        )
+
+    one = made((1.0, 5.0), (1.0, 2.0), (3.0, 3.0), 0.1)
+    two = made((2.0, 4.0), (2.0, 1.0), (3.0, 4.0), 0.2)
     three = calibration.model_copy(update={"prompt_floors": {"a": one, "b": two, "c": one}})
-    assert three.limits_for(["a", "b"]).floor == Statistics(
-        kl=(2.0, 5.0), sketch_median=(2.0, 2.0), sketch_p90=(3.0, 4.0), sketch_slope=0.2
-    )
+    assert three.limits_for(["a", "b"]).floor == made((2.0, 5.0), (2.0, 2.0), (3.0, 4.0), 0.2)
     assert three.limits_for(["a", "c"]).floor == one
     assert three.limits_for(["a", "a"]).floor == one
 
@@ -143,13 +152,13 @@ def test_no_prompt_and_an_unknown_prompt_have_no_limits(calibration: ClassCalibr
 def test_held_out_arms_show_the_prompt_on_which_they_are_furthest_off(
     calibration: ClassCalibration, arms: dict[str, Comparison]
 ) -> None:
-    parts = {name: split(arm, PROMPTS.values()) for name, arm in arms.items()}
+    parts = {name: by_prompt(arm) for name, arm in arms.items()}
     for entry in calibration.held_out:
         ratios = {}
-        for index, prompt in enumerate(PROMPTS):
-            others = [statistics(part[index], upper=True) for name, part in parts.items() if name != entry.arm]
+        for prompt in PROMPTS:
+            others = [statistics(part[prompt], upper=True) for name, part in parts.items() if name != entry.arm]
             limits = Limits(floor=Statistics.largest(others), multiple=LIMIT_MULTIPLE)
-            ratios[prompt] = worst_ratio(statistics(parts[entry.arm][index], upper=True), limits)
+            ratios[prompt] = worst_ratio(statistics(parts[entry.arm][prompt], upper=True), limits)
         assert entry.worst_prompt_ratio == ratios[entry.worst_prompt] == max(ratios.values())
 
 
@@ -159,4 +168,4 @@ def test_an_arm_that_fails_on_one_prompt_alone_is_refused_with_its_name(arms: di
     kl[-3:] = 50 * max(arm.kl.max() for arm in arms.values())
     spoiled = arms | {"arm-2": replace(arms["arm-2"], kl=kl)}
     with pytest.raises(GoldenError, match=r"arm arm-2 does not .* on prompt second alone [\d.]+\); .* prompt second longer"):
-        calibrate("bf16", spoiled, PROMPTS)
+        calibrate("bf16", measured(spoiled))

@@ -29,7 +29,7 @@ def run(golden: Golden) -> Run:
     return Run(
         identity=replace(subject.identity, device={"kind": "sim", "seed": "0"}),
         golden_digest=golden.digest,
-        prompts={p.name: drive(subject, p) for p in golden.prompts[:2]},
+        prompts={p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
         stats={"fills": 3, "verified_bytes": 900},
@@ -130,9 +130,10 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line(stored: Path, name: 
 
 
 def test_another_schema_is_refused_by_name(stored: Path) -> None:
-    edit(stored, lambda document: document.update(schema="kolibri-run/9"))
-    with pytest.raises(RunError, match="has schema 'kolibri-run/9', this version reads 'kolibri-run/1'"):
-        load_run(stored)
+    for schema in ("kolibri-run/1", "kolibri-run/9"):
+        edit(stored, lambda document, schema=schema: document.update(schema=schema))
+        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/2'"):
+            load_run(stored)
 
 
 @pytest.mark.parametrize(
