@@ -24,9 +24,10 @@ class FlipNumbers(BaseModel):
         regret: nats; a lower bound where `rank` is -1.
         rank: place of the subject's token among the golden's stored ids, -1 if it is not among them.
         top: the golden's top-1 logit.
+        experts_shown, sketches_shown: whether the run shows its expert sets and its residual stream at all.
         set_layer: first layer whose expert sets differ, None where all agree; `set_gap` is the golden's router gap there.
         set_before, set_before_limit: sketch distance after the layer before `set_layer`, and the class's p90 limit there;
-            None at layer 0, whose input is the embedding's row.
+            None at layer 0, whose input is the embedding's row, and where no sketches are shown.
         set_after, set_after_limit: the same after `set_layer`.
         sketch_layer: first layer whose sketch is further off than the class's p90 limit, None where none is.
         sketch_distance, sketch_limit: the distance after it, and the limit.
@@ -38,6 +39,8 @@ class FlipNumbers(BaseModel):
     regret: float = Field(ge=0)
     rank: int = Field(ge=OUTSIDE)
     top: float
+    experts_shown: bool
+    sketches_shown: bool
     set_layer: int | None = Field(ge=0)
     set_gap: float = Field(ge=0)
     set_before: float | None
@@ -68,14 +71,16 @@ class FlipNumbers(BaseModel):
         before, after = (self.set_before, self.set_before_limit), (self.set_after, self.set_after_limit)
         off = (self.sketch_distance, self.sketch_limit)
         for what, pair, expected in (
-            ("set_before", before, bool(self.set_layer)),
-            ("set_after", after, self.set_layer is not None),
+            ("set_before", before, self.sketches_shown and bool(self.set_layer)),
+            ("set_after", after, self.sketches_shown and self.set_layer is not None),
             ("sketch_distance", off, self.sketch_layer is not None),
         ):
             if [value is not None for value in pair] != [expected, expected]:
                 raise ValueError(f"{what} and its limit do not fit the layers named")
-        if self.set_layer is None and self.set_gap:
-            raise ValueError("a router gap without expert sets that differ")
+        if (self.set_layer is None and self.set_gap) or (self.set_layer is not None and not self.experts_shown):
+            raise ValueError("a router gap or a layer without expert sets that differ")
+        if self.sketch_layer is not None and not self.sketches_shown:
+            raise ValueError("a sketch that is off in a run that shows none")
         if not _beyond(*off) and self.sketch_layer is not None:
             raise ValueError("the sketch at sketch_layer is within its limit")
         for layer, pair in (((self.set_layer or 0) - 1, before), (self.set_layer, after)):
@@ -87,26 +92,36 @@ class FlipNumbers(BaseModel):
         return self
 
 
-def numbers_at(comparison: Comparison, position: int, calibration: ClassCalibration, limits: Limits) -> FlipNumbers:
-    """The numbers of the flip at `position` of a comparison, its sketches against `limits`: those of the prompts judged."""
-    distance = comparison.sketch_distance[position]
+def numbers_at(
+    comparison: Comparison, position: int, calibration: ClassCalibration, limits: Limits, *, experts_shown: bool
+) -> FlipNumbers:
+    """The numbers of the flip at `position` of a comparison.
+
+    Args:
+        limits: of the prompts judged.
+        experts_shown: whether the run compared shows its expert sets.
+    """
     allowed = np.array(limits.sketch_p90)
     first_set = int(comparison.first_set_difference[position])
-    set_layer = None if first_set == len(distance) else first_set
-    before = None if not set_layer else set_layer - 1
+    set_layer = None if first_set == len(allowed) else first_set
+    sketches_shown = comparison.sketch_distance is not None
+    distance = np.zeros(len(allowed)) if comparison.sketch_distance is None else comparison.sketch_distance[position]
     diverged = distance > allowed
     sketch_layer = int(diverged.argmax()) if diverged.any() else None
 
     def after(layer: int | None) -> tuple[float, float] | tuple[None, None]:
-        return (None, None) if layer is None else (float(distance[layer]), float(allowed[layer]))
+        shown = layer is not None and sketches_shown
+        return (float(distance[layer]), float(allowed[layer])) if shown else (None, None)
 
-    set_before, set_before_limit = after(before)
+    set_before, set_before_limit = after(set_layer - 1 if set_layer else None)
     set_after, set_after_limit = after(set_layer)
     sketch_distance, sketch_limit = after(sketch_layer)
     return FlipNumbers(
         regret=float(comparison.regret[position]),
         rank=int(comparison.rank[position]),
         top=float(comparison.top[position]),
+        experts_shown=experts_shown,
+        sketches_shown=sketches_shown,
         set_layer=set_layer,
         set_gap=float(comparison.set_gap[position]),
         set_before=set_before,
@@ -139,8 +154,12 @@ def explain(flip: FlipNumbers) -> str:
 def _first_cause(flip: FlipNumbers) -> str:
     """What came first, layer by layer: the hidden state, the router, or, where no layer is off, what follows the last."""
     if flip.sketch_layer is not None and (flip.set_layer is None or flip.sketch_layer < flip.set_layer):
-        sets = "while every expert set agrees" if flip.set_layer is None else "before any expert set"
+        agreeing = "while every expert set agrees" if flip.experts_shown else "and the run shows no expert sets"
+        sets = agreeing if flip.set_layer is None else "before any expert set"
         return f"hidden state already differs at layer {flip.sketch_layer} ({_off(flip)}), {sets}"
+    if flip.set_layer is None and not flip.sketches_shown:
+        agreeing = "every expert set agrees, and" if flip.experts_shown else "the run shows no expert sets, and"
+        return f"{agreeing} no residual stream was shown ({_regret(flip)})"
     if flip.set_layer is None:
         return f"every layer within its limits; the head or final norm differs ({_regret(flip)})"
     if flip.set_gap > flip.bands.router_gap:
@@ -163,6 +182,8 @@ def _regret(flip: FlipNumbers) -> str:
 
 
 def _around_set(flip: FlipNumbers) -> str:
+    if not flip.sketches_shown:
+        return "; no residual stream was shown"
     before = "" if flip.set_before is None else f"{flip.set_before:.4g} before it (limit {flip.set_before_limit:.4g}), "
     return f"; sketch distance {before}{flip.set_after:.4g} after it (limit {flip.set_after_limit:.4g})"
 

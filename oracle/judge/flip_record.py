@@ -59,7 +59,8 @@ def flip_records(case: Case) -> tuple[FlipRecord, ...]:
     for prompt, run in case.answered():
         comparison = case.comparisons[prompt.name]
         for position in np.flatnonzero(comparison.flip).tolist():
-            numbers = numbers_at(comparison, position, case.calibration, case.limits)
+            shown = run.expert_ids is not None
+            numbers = numbers_at(comparison, position, case.calibration, case.limits, experts_shown=shown)
             golden_margin = float(comparison.margin[position])
             subject_margin = float(run.top_logits[position, 0]) - float(run.top_logits[position, 1])
             step = ulp(numbers.top, "bfloat16")

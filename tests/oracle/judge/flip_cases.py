@@ -17,6 +17,8 @@ NUMBERS: dict[str, Any] = {
     "regret": 0.01,
     "rank": 1,
     "top": 12.0,
+    "experts_shown": True,
+    "sketches_shown": True,
     "set_layer": None,
     "set_gap": 0.0,
     "set_before": None,
@@ -54,18 +56,22 @@ def record(**changes: Any) -> FlipRecord:
 
 @st.composite
 def chains(draw: st.DrawFn) -> dict[str, Any]:
-    """Where expert sets and sketches first differ in five layers, in every combination."""
+    """Where expert sets and sketches first differ in five layers, in every combination, or are not shown."""
+    experts_shown, sketches_shown = draw(st.booleans()), draw(st.booleans())
     distances, limits = (draw(st.lists(st.floats(0, 1), min_size=5, max_size=5)) for _ in range(2))
-    off = next((layer for layer in range(5) if distances[layer] > limits[layer]), None)
-    set_layer = draw(st.none() | st.integers(0, 4))
-    before = set_layer - 1 if set_layer else None
+    off = next((layer for layer in range(5) if sketches_shown and distances[layer] > limits[layer]), None)
+    set_layer = draw(st.none() | st.integers(0, 4)) if experts_shown else None
+    before = set_layer - 1 if set_layer and sketches_shown else None
+    after = set_layer if sketches_shown else None
     return {
+        "experts_shown": experts_shown,
+        "sketches_shown": sketches_shown,
         "set_layer": set_layer,
         "set_gap": 0.0 if set_layer is None else draw(st.just(0.0) | SIZES),
         "set_before": None if before is None else distances[before],
         "set_before_limit": None if before is None else limits[before],
-        "set_after": None if set_layer is None else distances[set_layer],
-        "set_after_limit": None if set_layer is None else limits[set_layer],
+        "set_after": None if after is None else distances[after],
+        "set_after_limit": None if after is None else limits[after],
         "sketch_layer": off,
         "sketch_distance": None if off is None else distances[off],
         "sketch_limit": None if off is None else limits[off],

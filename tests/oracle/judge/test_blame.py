@@ -107,6 +107,23 @@ def test_the_layer_named_first_is_the_first_at_which_anything_differs(n: dict[st
             "not explained: every layer within its limits; the head or final norm differs (regret 0.5 nats, band 0.02)",
         ),
         (
+            {"set_layer": 3, "set_gap": 0.12, "sketches_shown": False},
+            "not explained: expert set differs at layer 3 across a gap of 0.12 (band 0.1); no residual stream was shown",
+        ),
+        (
+            {**OFF_AT_1, "regret": 0.5, "experts_shown": False},
+            "not explained: hidden state already differs at layer 1 (sketch distance 0.031, limit 0.004), "
+            "and the run shows no expert sets",
+        ),
+        (
+            {"regret": 0.5, "sketches_shown": False},
+            "not explained: every expert set agrees, and no residual stream was shown (regret 0.5 nats, band 0.02)",
+        ),
+        (
+            {"regret": 0.5, "sketches_shown": False, "experts_shown": False},
+            "not explained: the run shows no expert sets, and no residual stream was shown (regret 0.5 nats, band 0.02)",
+        ),
+        (
             {"regret": 0.5, "rank": -1},
             "not explained: every layer within its limits; the head or final norm differs (regret at least 0.5 nats, "
             "band 0.02); the token is outside the golden's stored ids",
@@ -126,6 +143,9 @@ def test_the_sentences(changes: dict[str, Any], expected: str) -> None:
         {**AT_LAYER_0, "set_before": 0.1, "set_before_limit": 0.2},
         {"set_after": 0.1, "set_after_limit": 0.2},
         {"set_gap": 0.1},
+        {**AT_LAYER_3, "experts_shown": False},
+        {**AT_LAYER_3, "sketches_shown": False},
+        {**OFF_AT_1, "sketches_shown": False},
         {"sketch_layer": 1},
         {**OFF_AT_1, "sketch_layer": None},
         {**OFF_AT_1, "sketch_distance": 0.004},

@@ -32,6 +32,8 @@ def flip(prompt: str = "p", position: int = 3, rank: int = 1, regret: float = 2.
             "regret": regret,
             "rank": rank,
             "top": 9.0,
+            "experts_shown": True,
+            "sketches_shown": True,
             "set_layer": 2,
             "set_gap": 0.25,
             "set_before": 0.1,
