@@ -13,8 +13,18 @@ from oracle.judge.golden_gate import GoldenGate
 from oracle.judge.logits import LogitsGate
 from oracle.judge.residual import ResidualGate
 from oracle.judge.slots import SlotsGate
+from oracle.judge.staging import StagingGate
 
-GATES: tuple[Gate, ...] = (GoldenGate(), AlignmentGate(), ChainGate(), FlipsGate(), LogitsGate(), ResidualGate(), SlotsGate())
+GATES: tuple[Gate, ...] = (
+    GoldenGate(),
+    AlignmentGate(),
+    ChainGate(),
+    FlipsGate(),
+    LogitsGate(),
+    ResidualGate(),
+    StagingGate(),
+    SlotsGate(),
+)
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")
 """What every kind of subject must answer, token-only engines too; a subject that declares less is never green."""

@@ -14,6 +14,7 @@ from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.judge.resident_controls import resident_controls
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
@@ -148,12 +149,15 @@ def judge_session(
 
 
 def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
-    # Evidence that a run holds is judged, declared or not: only slots can be absent.
-    if gate.name == "slots" and case.run.slots is None and gate.name not in case.run.identity.required_gates:
+    # Evidence that a run holds is judged, declared or not: only that of a device can be absent.
+    shown = {"slots": case.run.slots, "staging": case.run.residents}.get(gate.name, case.run)
+    if shown is None and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
     controls = gate_controls(gate, control_case)
     if gate.name == "slots":
-        controls = (*controls, *auditor_controls(case.checkpoint), *device)
+        controls = (*controls, *auditor_controls(case.checkpoint), *(c for c in device if c.expected != "gate:staging"))
+    if gate.name == "staging":
+        controls = (*controls, *resident_controls(case.checkpoint), *(c for c in device if c.expected == "gate:staging"))
     if gate.needs_alignment and not aligned:
         judgement = Judgement(0, (Finding("not compared: the run is not aligned with the golden", verdict="incomplete"),))
     else:

@@ -8,10 +8,10 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +133,35 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class ResidentImage:
+    """One resident tensor of the checkpoint, as the device holds it now.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        dtype: what the device holds it in, as safetensors spells it: the checkpoint's own (`BF16`, `F8_E4M3`, `F32`), or
+            `F32` where the checkpoint has `BF16`: bf16 widens to fp32 exactly.
+        data: uint8 [bytes], row-major and little-endian, without tile padding. Read from the device just now, into host
+            memory of its own: never the host's copy from which it was staged, and no map of a file.
+    """
+
+    name: str
+    dtype: str
+    data: Bytes
+
+
+@runtime_checkable
+class ShowsResidents(Protocol):
+    """Ability of a subject whose device holds the checkpoint's tensors; gate `staging` compares them."""
+
+    def residents(self) -> Iterable[ResidentImage]:
+        """Read back every tensor of the checkpoint except the routed experts', each once, in any order.
+
+        Called after the last step of each prompt, so that a byte that changed while the subject ran shows too.
+        """
         ...
 
 

@@ -16,7 +16,7 @@ from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
 from oracle.subjects.protocol import SubjectIdentity
 
-RUN_SCHEMA = "kolibri-run/1"
+RUN_SCHEMA = "kolibri-run/2"
 CONTROL_FOLDER = "control"
 EMBEDDING_DIGEST_BYTES = 16
 _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
@@ -107,6 +107,33 @@ def use_table(used: Mapping[tuple[int, int], int]) -> tuple[tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class ResidentEvidence:
+    """What the judge's auditor saw of a subject's resident operands.
+
+    Attributes:
+        readbacks: how many times all of them were read back.
+        kinds: (kind of tensor, tensors, bytes of the checkpoint) compared over all read-backs, in the order of kinds.
+        violations: each thing that was wrong, in the order seen, one sentence each.
+    """
+
+    readbacks: int = 0
+    kinds: tuple[tuple[str, int, int], ...] = ()
+    violations: tuple[str, ...] = ()
+
+    def __add__(self, other: ResidentEvidence) -> ResidentEvidence:
+        tensors: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        for kind, count, nbytes in (*self.kinds, *other.kinds):
+            tensors[kind] += count
+            size[kind] += nbytes
+        return ResidentEvidence(
+            self.readbacks + other.readbacks,
+            tuple((kind, tensors[kind], size[kind]) for kind in tensors),
+            self.violations + other.violations,
+        )
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything a subject showed on a golden: arrays per prompt, and what happened beside them.
 
@@ -116,6 +143,7 @@ class Run:
         prompts: by the golden's prompt name; prompts that were not run are absent.
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
+        residents: the same of resident operands; None for a subject that does not show them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
     """
@@ -125,6 +153,7 @@ class Run:
     prompts: Mapping[str, PromptRun]
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
+    residents: ResidentEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -132,12 +161,13 @@ class Run:
 class RunDocument(Sealed):
     """The content of `run.json`."""
 
-    format: Literal["kolibri-run/1"] = Field(alias="schema")
+    format: Literal["kolibri-run/2"] = Field(alias="schema")
     identity: SubjectIdentity
     golden_digest: str
     prompts: tuple[str, ...]
     faults: Mapping[str, str]
     slots: SlotEvidence | None
+    residents: ResidentEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     arrays_digest: str
@@ -184,6 +214,7 @@ def _write(run: Run, folder: Path) -> None:
             "prompts": tuple(run.prompts),
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
+            "residents": None if run.residents is None else asdict(run.residents),
             "stats": run.stats,
             "environment": run.environment,
             "arrays_digest": digest(packed),
@@ -222,6 +253,7 @@ def load_run(folder: Path) -> Run:
         prompts=prompts,
         faults=document.faults,
         slots=document.slots,
+        residents=document.residents,
         stats=document.stats,
         environment=document.environment,
     )

@@ -17,6 +17,7 @@ from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
+from oracle.judge.staging import planned_evidence
 from oracle.judge.verdict import Report, judge_session
 from oracle.serialization import canonical_json
 from oracle.subjects.run import SlotEvidence
@@ -50,9 +51,9 @@ def streamed(few: Case) -> Case:
     uses = 2 * few.golden.positions * layers * k
     identity = replace(few.run.identity, required_gates=GATE_NAMES, device={"kind": "sim"})
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    return with_run(
-        few, identity=identity, slots=SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few)), stats=stats
-    )
+    slots = SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few))
+    residents = planned_evidence(few, len(few.run.prompts))
+    return with_run(few, identity=identity, slots=slots, residents=residents, stats=stats)
 
 
 def test_the_perfect_subject_is_green_and_answers_no_gate_it_does_not_declare(few: Case) -> None:
@@ -268,7 +269,7 @@ def test_a_finding_s_text_has_the_worst_the_place_the_count_and_what_was_allowed
     assert str(finding) == "too far (4 of 9, worst 2 nats, allowed 1 nat, at p[3])"
 
 
-@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots")])
+@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots", "staging")])
 def test_each_planted_finding_says_how_many_of_how_many_what_and_what_was_allowed(few: Case, name: str) -> None:
     gate = BY_NAME[name]
     finding = gate.judge(next(iter(gate.plants(few).values()))).findings[0]

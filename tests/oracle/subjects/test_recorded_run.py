@@ -18,7 +18,7 @@ from oracle.serialization import canonical_json, digest, pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import PromptRun, Run, SlotEvidence, load_run, save_run
+from oracle.subjects.run import PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def run(golden: Golden) -> Run:
         prompts={p.name: drive(subject, p) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
+        residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
     )
@@ -81,7 +82,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
-    bare = replace(run, prompts={}, slots=None, faults={}, stats={}, environment={})
+    bare = replace(run, prompts={}, slots=None, residents=None, faults={}, stats={}, environment={})
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
 
@@ -130,7 +131,7 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line(stored: Path, name: 
 
 def test_another_schema_is_refused_by_name(stored: Path) -> None:
     edit(stored, lambda document: document.update(schema="kolibri-run/9"))
-    with pytest.raises(RunError, match="has schema 'kolibri-run/9', this version reads 'kolibri-run/1'"):
+    with pytest.raises(RunError, match="has schema 'kolibri-run/9', this version reads 'kolibri-run/2'"):
         load_run(stored)
 
 
