@@ -49,6 +49,26 @@ class StepEvidence:
 
 
 @dataclass(frozen=True)
+class LibraryRecord:
+    """A native library that a subject computes with; `oracle.subjects.libraries.record_library` makes one.
+
+    Attributes:
+        name: its file name.
+        built, newest_source: when the library, and the newest file it is built from, were last modified; nanoseconds since
+            1970, UTC.
+    """
+
+    name: str
+    built: int
+    newest_source: int
+
+    @property
+    def stale(self) -> bool:
+        """A source changed after the library was built: what was judged is not what the sources say."""
+        return self.built < self.newest_source
+
+
+@dataclass(frozen=True)
 class SubjectIdentity:
     """Who was judged: goes into runs, verdicts and the ledger.
 
@@ -58,6 +78,7 @@ class SubjectIdentity:
         arm: the setting of its levers.
         device: kind and identity of what it ran on, for example `{"kind": "sim", "seed": "0"}`; empty for a host-only one.
         required_gates: names of the gates that must run and compare something for a green verdict.
+        libraries: native libraries it computes with; a stale one makes the ledger red.
     """
 
     name: str
@@ -65,6 +86,7 @@ class SubjectIdentity:
     arm: str
     required_gates: tuple[str, ...]
     device: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[LibraryRecord, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def test_a_dtype_that_is_no_exact_change_of_the_stored_one_is_a_finding_and_not_
 
 def test_the_checkpoint_s_own_file_is_not_the_device_s_bytes(tiny: Checkpoint, images: dict[str, ResidentImage]) -> None:
     again = Checkpoint.open(tiny.folder)  # another map of the same file
-    maps = {NORM: tiny.raw(NORM), WEIGHT: again.raw(WEIGHT)[:], GRID: np.asarray(memoryview(again.raw(GRID)))}
+    maps = {NORM: tiny.raw(NORM), WEIGHT: again.raw(WEIGHT)[:], GRID: np.asarray(again.raw(GRID).data)}
     for name, data in maps.items():
         images[name] = replace(images[name], data=data)
     wrong = "the read-back is a map of a file, not the device's bytes"

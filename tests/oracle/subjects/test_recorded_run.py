@@ -17,7 +17,7 @@ from oracle.golden.format import Golden
 from oracle.serialization import canonical_json, digest, pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
-from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.protocol import LibraryRecord, SubjectRequest
 from oracle.subjects.run import PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
 
 
@@ -26,7 +26,9 @@ def run(golden: Golden) -> Run:
     """Two prompts of the perfect subject, and something in every other field."""
     subject = FACTORY.open(SubjectRequest(mini_checkpoint(), mini_checkpoint() / "golden"))
     return Run(
-        identity=replace(subject.identity, device={"kind": "sim", "seed": "0"}),
+        identity=replace(
+            subject.identity, device={"kind": "sim", "seed": "0"}, libraries=(LibraryRecord("libnorm.so", 7, 1 << 60),)
+        ),
         golden_digest=golden.digest,
         prompts={p.name: drive(subject, p) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
