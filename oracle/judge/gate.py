@@ -61,7 +61,7 @@ class Judgement:
         verdicts = {finding.verdict for finding in self.findings}
         if "fail" in verdicts:
             return "fail"
-        return "incomplete" if verdicts or self.compared == 0 else "pass"
+        return "incomplete" if verdicts or self.compared <= 0 else "pass"
 
 
 @dataclass(frozen=True)

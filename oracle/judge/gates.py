@@ -14,6 +14,7 @@ from oracle.judge.logits import LogitsGate
 from oracle.judge.residual import ResidualGate
 from oracle.judge.routing import RoutingGate
 from oracle.judge.slots import SlotsGate
+from oracle.judge.staging import StagingGate
 
 GATES: tuple[Gate, ...] = (
     GoldenGate(),
@@ -23,6 +24,7 @@ GATES: tuple[Gate, ...] = (
     LogitsGate(),
     ResidualGate(),
     RoutingGate(),
+    StagingGate(),
     SlotsGate(),
 )
 LEDGER = "ledger"

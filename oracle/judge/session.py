@@ -185,7 +185,7 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     planted = [
         (PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name), expected)
         for plant, expected in sorted(factory.plants.items())
-        if expected == "gate:slots" or expected.startswith("device-fault:")
+        if expected in ("gate:slots", "gate:staging") or expected.startswith("device-fault:")
     ]
     return own, planted
 
@@ -195,12 +195,14 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     by_name = {outcome.job.prompt: outcome for outcome in outcomes}
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
+    residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     return Run(
         identity=ordered[0].identity,
         golden_digest=golden.digest,
         prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
         slots=reduce(add, slots) if slots else None,
+        residents=reduce(add, residents) if residents else None,
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),
     )

@@ -121,6 +121,33 @@ def use_table(used: Mapping[tuple[int, int], int]) -> tuple[tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class ResidentEvidence:
+    """What the judge's auditor saw of a subject's resident operands.
+
+    Attributes:
+        readbacks: how many times all of them were read back.
+        kinds: (kind of tensor, tensors, bytes of the checkpoint) compared over all read-backs, in the order of kinds.
+        violations: each thing that was wrong, in the order seen, one sentence each.
+    """
+
+    readbacks: int = 0
+    kinds: tuple[tuple[str, int, int], ...] = ()
+    violations: tuple[str, ...] = ()
+
+    def __add__(self, other: ResidentEvidence) -> ResidentEvidence:
+        tensors: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        for kind, count, nbytes in (*self.kinds, *other.kinds):
+            tensors[kind] += count
+            size[kind] += nbytes
+        return ResidentEvidence(
+            self.readbacks + other.readbacks,
+            tuple((kind, tensors[kind], size[kind]) for kind in tensors),
+            self.violations + other.violations,
+        )
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything a subject showed on a golden: arrays per prompt, and what happened beside them.
 
@@ -130,6 +157,7 @@ class Run:
         prompts: by the golden's prompt name; prompts that were not run are absent.
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
+        residents: the same of resident operands; None for a subject that does not show them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
@@ -140,6 +168,7 @@ class Run:
     prompts: Mapping[str, PromptRun]
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
+    residents: ResidentEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     forced: bool = False
@@ -154,6 +183,7 @@ class RunDocument(Sealed):
     prompts: tuple[str, ...]
     faults: Mapping[str, str]
     slots: SlotEvidence | None
+    residents: ResidentEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     forced: bool
@@ -201,6 +231,7 @@ def _write(run: Run, folder: Path) -> None:
             "prompts": tuple(run.prompts),
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
+            "residents": None if run.residents is None else asdict(run.residents),
             "stats": run.stats,
             "environment": run.environment,
             "forced": run.forced,
@@ -237,6 +268,7 @@ def load_run(folder: Path) -> Run:
         prompts=prompts,
         faults=document.faults,
         slots=document.slots,
+        residents=document.residents,
         stats=document.stats,
         environment=document.environment,
         forced=document.forced,

@@ -21,7 +21,7 @@ from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
 from oracle.judge.session import SessionOptions, judge_recorded, record_session, run_session
 from oracle.judge.verdict import Report
 from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import SlotEvidence, save_run
+from oracle.subjects.run import ResidentEvidence, SlotEvidence, save_run
 
 FLIPS_ID = next(gate_id(gate.name, gate.definition) for gate in GATES if gate.name == "flips")
 OPTIONS = SessionOptions(mini_checkpoint(), mini_golden(), "perfect")
@@ -147,9 +147,12 @@ def test_the_recorded_run_holds_the_golden_s_prompts_in_order_and_what_it_ran_on
     assert {"numpy", "python", "kolibri-oracle"} <= recorded.run.environment.keys()
 
 
-def planted(fault: DeviceFault | None, violations: tuple[str, ...] = ()) -> PromptOutcome:
+def planted(
+    fault: DeviceFault | None, violations: tuple[str, ...] = (), residents: tuple[str, ...] | None = None
+) -> PromptOutcome:
+    held = None if residents is None else ResidentEvidence(1, (), residents)
     job = PromptJob("tt", SubjectRequest(mini_checkpoint(), plant="slot-byte"), mini_golden(), "p")
-    return PromptOutcome(job, None, None, fault, SlotEvidence(violations=violations), {})  # type: ignore[arg-type]
+    return PromptOutcome(job, None, None, fault, SlotEvidence(violations=violations), {}, held)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,12 @@ def planted(fault: DeviceFault | None, violations: tuple[str, ...] = ()) -> Prom
         (planted(None, ("a violation",)), "device-fault:slot-verification", "gate:slots", False),
         (planted(DeviceFault("slot-verification", "x")), "gate:slots", "device-fault:slot-verification", False),
         (planted(None), "gate:slots", "not caught", False),
+        (planted(None, (), ("a byte",)), "gate:staging", None, True),
+        (planted(None, ("a violation",), ("a byte",)), "gate:staging", None, True),
+        (planted(None, ("a violation",), ("a byte",)), "gate:slots", None, True),
+        (planted(None, (), ("a byte",)), "gate:slots", "gate:staging", False),
+        (planted(None, ("a violation",), ()), "gate:staging", "gate:slots", False),
+        (planted(None, (), ()), "gate:staging", "not caught", False),
     ],
 )
 def test_a_fault_planted_in_the_device_must_be_caught_as_declared(

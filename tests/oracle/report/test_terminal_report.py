@@ -11,18 +11,21 @@ from rich.console import Console
 from oracle.golden.calibration import Bands
 from oracle.judge.blame import FlipNumbers, explain
 from oracle.judge.controls import ControlResult
+from oracle.judge.facts import SessionFacts
 from oracle.judge.flip_record import FlipRecord
 from oracle.judge.gate import Finding
+from oracle.judge.ledger import LedgerEntry
 from oracle.judge.verdict import GateResult, Report
 from oracle.report.terminal import print_report
-from oracle.subjects.protocol import SubjectIdentity
+from oracle.subjects.protocol import LibraryRecord, SubjectIdentity
 from oracle.subjects.run import Run
 
 BOTH = (ControlResult("perfect", "pass", "pass"), ControlResult("planted", "fire", "fire"))
 FLIPS = GateResult("flips@01234567", "flips", "pass", 1234, (), BOTH, {"flips": 0, "smallest band": 0.012345}, "much")
 SLOTS = GateResult("slots@89abcdef", "slots", "not applicable", 0, (), (), {}, "more")
+FACTS = SessionFacts((16, 17), (1500, 1625), {}, {"kind": "sim"}, (), {})
 RUN = Run(SubjectIdentity("tt", "bf16", "exact", ("flips",), {"kind": "sim", "seed": "0"}), "sha256:abc", {})
-REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", (), True)
+REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", (), FACTS, True)
 NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=2)
 
 
@@ -67,6 +70,22 @@ def shown(report: Report, color: bool = False) -> str:
     out = StringIO()
     print_report(Console(file=out, width=160, force_terminal=color, color_system="standard" if color else None), report)
     return out.getvalue()
+
+
+def test_the_ledger_says_how_much_was_answered_and_why_a_gate_did_not_run() -> None:
+    entries = (
+        LedgerEntry("flips", True, True, 1234, "pass", BOTH),
+        LedgerEntry("chain", True, True, 0, "incomplete", BOTH, "not compared: the run is not aligned with the golden"),
+        LedgerEntry("slots", False, False, 0, "not applicable", (), "narrowed by --only"),
+    )
+    assert [line for line in shown(replace(REPORT, ledger=entries)).splitlines() if line.startswith("ledger")] == [
+        "ledger: answered 16 of 17 prompts, 1,500 of 1,625 positions",
+        "ledger: chain: not compared: the run is not aligned with the golden",
+        "ledger: slots did not run: narrowed by --only",
+    ]
+    libraries = (LibraryRecord("a.so", 1, 1), LibraryRecord("b.so", 1, 1))
+    faulted = replace(REPORT, facts=replace(FACTS, faults={"p": "hang: 1"}, libraries=libraries))
+    assert "1,625 positions, 1 ended by a device fault, 2 native libraries" in shown(faulted)
 
 
 def test_it_says_who_was_judged_on_what_and_by_which_golden() -> None:

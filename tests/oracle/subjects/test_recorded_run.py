@@ -18,8 +18,8 @@ from oracle.serialization import canonical_json, digest
 from oracle.stored_arrays import pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
-from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import PromptRun, Run, SlotEvidence, load_run, save_run
+from oracle.subjects.protocol import LibraryRecord, SubjectRequest
+from oracle.subjects.run import PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,14 @@ def run(golden: Golden) -> Run:
     """Two prompts of the perfect subject, and something in every other field."""
     subject = FACTORY.open(SubjectRequest(mini_checkpoint(), mini_checkpoint() / "golden"))
     return Run(
-        identity=replace(subject.identity, device={"kind": "sim", "seed": "0"}),
+        identity=replace(
+            subject.identity, device={"kind": "sim", "seed": "0"}, libraries=(LibraryRecord("libnorm.so", 7, 1 << 60),)
+        ),
         golden_digest=golden.digest,
         prompts={p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
+        residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
     )
@@ -82,7 +85,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
-    bare = replace(run, prompts={}, slots=None, faults={}, stats={}, environment={})
+    bare = replace(run, prompts={}, slots=None, residents=None, faults={}, stats={}, environment={})
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
 
