@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,6 +217,79 @@ def golden_show(golden: GoldenOption = None, checkpoint: CheckpointOption = None
     print_golden(_console(), summary)
     if json_file is not None:
         write_file(json_file, canonical_json(summary))
+
+
+@golden_app.command("diff", epilog="Example: kolibri-oracle golden diff goldens/golden new-golden --json diff.json")
+@_interruptible
+def golden_diff(
+    old: Annotated[Path, typer.Argument(help="The golden that is in place.")],
+    new: Annotated[Path, typer.Argument(help="The golden that would replace it.")],
+    json_file: JsonOption = None,
+) -> None:
+    """Show what moved from OLD to NEW, per prompt and position, against OLD's own floors. Exit code 0 same, 1 different."""
+    from oracle.golden.diff import diff_goldens
+    from oracle.golden.format import load_golden
+    from oracle.report.golden_diff import print_golden_diff
+
+    _check_json(json_file, old, new)
+    diff = diff_goldens(load_golden(old), load_golden(new))
+    print_golden_diff(_console(), diff)
+    if json_file is not None:
+        write_file(json_file, canonical_json(diff.to_json()))
+    raise typer.Exit(0 if diff.same else 1)
+
+
+@golden_app.command("accept", epilog="Example: kolibri-oracle golden accept new-golden --reason 'numpy sums in another order'")
+@_interruptible
+def golden_accept(
+    new: Annotated[Path, typer.Argument(help="The new golden, as `golden make` wrote it; it stays as it is.")],
+    reason: Annotated[str, typer.Option(help="What moved the golden, and why that is right; kept in its history.")],
+    golden: GoldenOption = None,
+    checkpoint: CheckpointOption = None,
+    digest: Annotated[
+        str | None, typer.Option(help="The new golden's digest, or 12 digits of it; needed where no terminal can ask.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Put a new golden in the place of --golden, once it passes its own gate and you have seen what moved.
+
+    Refused in CI, within a test run, without a reason, and for a golden that is the same, of another checkpoint, or made of
+    fewer or shorter prompts or classes.
+    """
+    from oracle.exchange import locked_folder
+    from oracle.golden import accept
+    from oracle.golden.diff import diff_goldens
+    from oracle.golden.format import load_golden
+    from oracle.report.golden_diff import print_golden_diff
+
+    accept.check_by_a_person(os.environ)
+    said = accept.check_reason(reason)
+    folder = checkpoint or mini_checkpoint()
+    place = (golden or folder / "golden").resolve()
+    accept.check_folders(place, new)
+    _check_json(json_file, folder, place, new)
+    options = SessionOptions(checkpoint=folder, golden=new, subject="perfect", only="golden")
+    with locked_folder(place):
+        former, successor = load_golden(place), load_golden(new)
+        diff = diff_goldens(former, successor)
+        accept.check_successor(former, successor, diff)
+        if digest is not None:
+            accept.check_digest(digest, successor)
+        elif not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise UsageError(f"no terminal can ask; review it by `golden diff`, then pass --digest {successor.digest}")
+        with _progress("jobs") as advance:
+            report = judge_recorded(record_session(options, advance), select("golden"), partial=False)
+        if report.exit_code:
+            print_report(_console(), report)
+            raise typer.Exit(report.exit_code)
+        print_golden_diff(_console(), diff)
+        if digest is None and not typer.confirm(f"Replace {place}?"):
+            raise UsageError(f"not confirmed; {place} is as it was")
+        placed = accept.accept(place, former, new, successor, headline=diff.line, reason=said)
+    print(f"accepted into {place}: {placed.digest}, in the place of {former.digest}")
+    if json_file is not None:
+        document = {"schema": "kolibri-golden-accept/1", "digest": placed.digest, "reason": said, "diff": diff.to_json()}
+        write_file(json_file, canonical_json(document))
 
 
 @app.command(epilog="Example: kolibri-oracle doctor --checkpoint kolibri1-fp8")
