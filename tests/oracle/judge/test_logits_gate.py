@@ -94,15 +94,17 @@ def test_a_single_bad_position_is_printed_and_not_judged(case: Case) -> None:
 
 
 def test_part_of_the_prompts_is_judged_by_their_own_floor(case: Case) -> None:
-    """Noise that is honest on `copying`, whose floor is wide, and a fault on `chat`, whose floor is narrow."""
-    for name, verdict in (("copying", "pass"), ("chat", "fail")):
-        alone = case.with_run(prompts={name: case.run.prompts[name]})
-        rng = np.random.default_rng(5)
-        size = 0.3 * float(np.sqrt(2 * case.calibration.prompt_floors["copying"].kl[0]))
-        noisy = with_logits(alone, lambda logits, r=rng, s=size: logits + r.normal(0, s, logits.shape))
-        judgement = GATE.judge(noisy)
+    """Noise that is honest on `copying`, whose floor is wide, is none under the floor of `chat`, which is narrow."""
+    floors = case.calibration.prompt_floors
+    alone = case.with_run(prompts={"copying": case.run.prompts["copying"]})
+    rng = np.random.default_rng(5)
+    size = float(np.sqrt(floors["copying"].kl[1]))
+    noisy = with_logits(alone, lambda logits: logits + rng.normal(0, size, logits.shape))
+    narrow = case.calibration.model_copy(update={"prompt_floors": {**floors, "copying": floors["chat"]}})
+    for judged, verdict in ((noisy, "pass"), (replace(noisy, calibration=narrow), "fail")):
+        judgement = GATE.judge(judged)
         assert judgement.verdict == verdict
-        assert judgement.measured["kl median allowed"] == LIMIT_MULTIPLE * case.calibration.prompt_floors[name].kl[0]
+        assert judgement.measured["kl median allowed"] == LIMIT_MULTIPLE * judged.calibration.prompt_floors["copying"].kl[0]
 
 
 @pytest.mark.parametrize("off", [-0.5, 0.5])
