@@ -26,6 +26,7 @@ from rich.text import Text
 
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault, KolibriError, UsageError
+from oracle.judge.flip_file import flip_document
 from oracle.judge.gates import select
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.verdict import Report
@@ -88,6 +89,7 @@ def gate(
         Path | None, typer.Option("--save-run", help="Store what the subject showed in this new folder.")
     ] = None,
     replay: Annotated[Path | None, typer.Option(help="Judge a stored run; no subject and no device is opened.")] = None,
+    flips_file: Annotated[Path | None, typer.Option("--flips", help="Also write the flip records to this JSON file.")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. Default: all cores. Results do not depend on it.")
     ] = None,
@@ -97,7 +99,10 @@ def gate(
     if replay is not None and (device or arm or save_run_to):
         raise UsageError("--replay judges a stored run as it is; leave out --device, --arm and --save-run")
     folder = checkpoint or mini_checkpoint()
-    _check_json(json_file, folder, golden, replay, save_run_to)
+    for file in (json_file, flips_file):
+        _check_json(file, folder, golden, replay, save_run_to)
+    if flips_file is not None and json_file is not None and flips_file.absolute() == json_file.absolute():
+        raise UsageError(f"--flips and --json both name {flips_file}; name two files")
     if save_run_to is not None:
         check_new_folder(save_run_to)
         check_outside(save_run_to, folder, golden, replay)
@@ -117,6 +122,8 @@ def gate(
     if save_run_to is not None:
         save_run(recorded.run, save_run_to, control=recorded.perfect)
     report = judge_recorded(recorded, selected, partial=only is not None)
+    if flips_file is not None:
+        write_file(flips_file, flip_document(recorded.golden, report).to_json())
     _finish(report, json_file)
 
 

@@ -19,6 +19,10 @@ class RunError(KolibriError):
     """A subject's recorded arrays that are damaged or do not fit the golden they claim to answer."""
 
 
+class FlipFileError(KolibriError):
+    """A flip file that is damaged, or whose records contradict themselves."""
+
+
 class SubjectError(KolibriError):
     """A subject, device or arm that does not exist or is not available in this environment."""
 

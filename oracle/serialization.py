@@ -1,8 +1,7 @@
 """How this project writes what others will compare: one canonical JSON, digests, and files that are whole or absent.
 
-Canonical JSON: UTF-8, sorted keys, no spaces, one final newline, no NaN or infinity. Arrays go into safetensors without
-metadata. A file or folder is written under a temporary name beside its target and renamed, so that an interrupted run
-leaves nothing that looks finished.
+Canonical JSON: UTF-8, sorted keys, no spaces, one final newline, no NaN or infinity. A file or folder is written under a
+temporary name beside its target and renamed, so that an interrupted run leaves nothing that looks finished.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
 
 from oracle.errors import KolibriError, UsageError
 
@@ -41,7 +36,7 @@ def canonical_json(value: Any) -> bytes:
     return text.encode("utf-8") + b"\n"
 
 
-def digest(data: bytes) -> str:
+def digest(data: bytes | memoryview) -> str:
     """`sha256:` and 64 hex digits."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -68,29 +63,22 @@ class Sealed(BaseModel):
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
-def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The arrays as one safetensors file, without metadata: the same arrays give the same bytes.
-
-    Raises:
-        ValueError: an array holds NaN or infinity.
-    """
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"array {name!r} holds NaN or infinity")
-    return save_safetensors({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-
-
 def read_bytes(path: Path, error: type[KolibriError], advice: str) -> bytes:
     """The whole file; `error` with `advice` where it is missing, empty, unreadable or a Git LFS pointer."""
     try:
         data = path.read_bytes()
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror}); {advice}") from None
-    if not data:
-        raise error(f"{path} is empty; {advice}")
-    if data.startswith(_LFS_POINTER):
-        raise error(f"{path} is a Git LFS pointer; run `git lfs pull` in its folder")
+    check_content(path, data, error, advice)
     return data
+
+
+def check_content(path: Path, start: bytes | memoryview, error: type[KolibriError], advice: str) -> None:
+    """Raise `error` where the file's first bytes say that it is none: it is empty, or a Git LFS pointer."""
+    if not start:
+        raise error(f"{path} is empty; {advice}")
+    if bytes(start[: len(_LFS_POINTER)]) == _LFS_POINTER:
+        raise error(f"{path} is a Git LFS pointer; run `git lfs pull` in its folder")
 
 
 def parse_json(data: bytes, path: Path, error: type[KolibriError], advice: str) -> dict[str, Any]:
@@ -106,18 +94,6 @@ def parse_json(data: bytes, path: Path, error: type[KolibriError], advice: str) 
     if not isinstance(value, dict):
         raise error(f"{path} is damaged (not a JSON object); {advice}")
     return value
-
-
-def unpack_arrays(data: bytes, path: Path, error: type[KolibriError], advice: str) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file; `error` where it is damaged or holds NaN or infinity."""
-    try:
-        arrays = load_safetensors(data)
-    except (SafetensorError, KeyError, TypeError, ValueError) as problem:
-        raise error(f"{path} is damaged ({problem}); {advice}") from None
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise error(f"{path}: array {name!r} holds NaN or infinity; {advice}")
-    return arrays
 
 
 def check_writable(path: Path) -> None:

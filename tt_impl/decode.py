@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
-from oracle.subjects.protocol import FillObserver, StepEvidence
+from oracle.subjects.protocol import FillObserver, ResidentImage, StepEvidence
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
+from tt_impl.residents import read_residents
 from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
 from tt_impl.staging import WeightSource, stage
@@ -71,6 +72,10 @@ class Decoder:
         device = {f"device.{name}": n - before.get(name, 0) for name, n in self._device.event_counts().items()}
         return {**self._stats.counts(), **{name: n for name, n in device.items() if n}}
 
+    def residents(self) -> Iterator[ResidentImage]:
+        """Every resident tensor of the checkpoint, read back from the device as it is now."""
+        return read_residents(self._device, self._residents.staged)
+
     def close(self) -> None:
         self._device.close()
 
@@ -104,6 +109,7 @@ class Decoder:
             expert_ids=np.stack([routing.experts for routing in routings]),
             expert_weights=np.stack([routing.weights for routing in routings]),
             residual=np.stack([tap.array()[0].astype(np.float32) for tap in residuals]),
+            router_logits=np.stack([routing.logits for routing in routings]),
         )
 
     def _embed(self, scratch: Scratch, token: int) -> tuple[Tensor, ReadHandle]:

@@ -16,10 +16,11 @@ _EXP_LIMIT = np.float32(88)  # exp stays finite in float32; a weight of 6e-39 st
 
 @dataclass(frozen=True)
 class Routing:
-    """`experts` int32 [k] by falling selection score, `weights` float32 [k] in the same order."""
+    """`experts` int32 [k] by falling selection score, `weights` float32 [k] in the same order; `logits` of all experts."""
 
     experts: npt.NDArray[np.int32]
     weights: Float32
+    logits: Float32
 
 
 def route(logits: Float32, bias: Float32, count: int) -> Routing:
@@ -39,4 +40,4 @@ def route(logits: Float32, bias: Float32, count: int) -> Routing:
         raise DeviceFault("non-finite", f"{bad.size} of {logits.size} router logits, the first of expert {bad[0]}")
     experts = np.argsort(-(logits + bias), kind="stable")[:count]
     weights = np.float32(1) / (np.float32(1) + np.exp(np.minimum(-logits[experts], _EXP_LIMIT)))
-    return Routing(experts.astype(np.int32), weights)
+    return Routing(experts.astype(np.int32), weights, logits)

@@ -90,7 +90,11 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Residents:
-    """All resident operands. `embedding` is BFLOAT16 ROW_MAJOR in every arm; `verbatim` are the fp8 weights and grids."""
+    """All resident operands. `embedding` is BFLOAT16 ROW_MAJOR in every arm.
+
+    `staged` holds every resident tensor of the checkpoint by its name there: fp8 weights and grids verbatim, the others
+    in the dtype they are used in.
+    """
 
     embedding: Tensor
     final_norm: Tensor
@@ -98,7 +102,7 @@ class Residents:
     cos: Tensor
     sin: Tensor
     layers: tuple[LayerWeights, ...]
-    verbatim: Mapping[str, Tensor]
+    staged: Mapping[str, Tensor]
 
 
 def stage(device: Device, config: Kolibri1Config, source: WeightSource, settings: DecoderSettings) -> Residents:
@@ -119,20 +123,20 @@ class _Stager:
         self._settings = settings
         self._dtype = settings.activation
         self._shapes = {spec.name: spec.shape for spec in inventory(config) if ".mlp.experts." not in spec.name}
-        self._verbatim: dict[str, Tensor] = {}
+        self._staged: dict[str, Tensor] = {}
 
     def stage(self) -> Residents:
         config, dtype = self._config, self._dtype
         cos, sin = rope_tables(self._settings.max_positions, config.head_dim, config.rope_theta, dtype)
         name = "model.embed_tokens.weight"
         return Residents(
-            embedding=upload(self._device, name, self._bfloat16(name), DType.BFLOAT16, Layout.ROW_MAJOR),
+            embedding=self._upload(name, self._bfloat16(name), DType.BFLOAT16, Layout.ROW_MAJOR),
             final_norm=self._norm("model.norm.weight"),
             lm_head=self._matrix("lm_head.weight"),
             cos=upload(self._device, "rope.cos", cos, dtype, Layout.TILE),
             sin=upload(self._device, "rope.sin", sin, dtype, Layout.TILE),
             layers=tuple(self._layer(f"model.layers.{layer}") for layer in range(config.num_hidden_layers)),
-            verbatim=self._verbatim,
+            staged=self._staged,
         )
 
     def _layer(self, prefix: str) -> LayerWeights:
@@ -162,22 +166,27 @@ class _Stager:
         quantized = self._source.raw(name).reshape(self._shapes[name])
         grid_name = name + SCALE_SUFFIX
         scales = self._source.raw(grid_name).view(np.float32).reshape(self._shapes[grid_name])
-        self._verbatim[name] = upload(self._device, name, quantized, DType.FP8_E4M3, Layout.ROW_MAJOR)
-        self._verbatim[grid_name] = upload(self._device, grid_name, scales, DType.FLOAT32, Layout.ROW_MAJOR)
+        self._upload(name, quantized, DType.FP8_E4M3, Layout.ROW_MAJOR)
+        self._upload(grid_name, scales, DType.FLOAT32, Layout.ROW_MAJOR)
         return dequantize(quantized, scales, self._dtype)
 
     def _norm(self, name: str) -> Tensor:
         weight = self._bfloat16(name).astype(self._dtype.host)
-        return upload(self._device, name, weight[None], self._dtype, Layout.ROW_MAJOR)
+        return self._upload(name, weight[None], self._dtype, Layout.ROW_MAJOR)
 
     def _matrix(self, name: str) -> Tensor:
         weight = self._bfloat16(name).astype(self._dtype.host)
-        return upload(self._device, name, weight, self._dtype, Layout.TILE)
+        return self._upload(name, weight, self._dtype, Layout.TILE)
 
     def _bias(self, name: str) -> npt.NDArray[np.float32]:
         """Stage a router bias in fp32 and keep what the device then holds, so that no step has to fetch it."""
-        tensor = upload(self._device, name, self._bfloat16(name).astype(np.float32), DType.FLOAT32, Layout.ROW_MAJOR)
+        tensor = self._upload(name, self._bfloat16(name).astype(np.float32), DType.FLOAT32, Layout.ROW_MAJOR)
         return self._device.copy_device_to_host_tensor(tensor, blocking=True).array().copy()
+
+    def _upload(self, name: str, array: HostArray, dtype: DType, layout: Layout) -> Tensor:
+        """Stage a tensor of the checkpoint under its name."""
+        self._staged[name] = upload(self._device, name, array, dtype, layout)
+        return self._staged[name]
 
     def _bfloat16(self, name: str) -> HostArray:
         return self._source.raw(name).view(bfloat16).reshape(self._shapes[name])

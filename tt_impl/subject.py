@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.subjects.protocol import FillObserver, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import (
+    FillObserver,
+    NumericClass,
+    ResidentImage,
+    StepEvidence,
+    SubjectIdentity,
+    SubjectRequest,
+)
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.settings import default_settings
 
-REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "slots", "ledger")
+REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ledger")
 
 _ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 
@@ -40,6 +47,9 @@ class TtSubject:
 
     def stats(self) -> Mapping[str, int]:
         return self._decoder.stats()
+
+    def residents(self) -> Iterator[ResidentImage]:
+        return self._decoder.residents()
 
     def close(self) -> None:
         self._decoder.close()

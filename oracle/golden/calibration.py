@@ -5,6 +5,7 @@ The models are stored in `golden.json`; nothing here is a free parameter of a ju
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -33,6 +34,10 @@ LIMIT_MULTIPLE = 3.0
 On the shipped golden (2026-11-30) held-out bf16 arms stay below 0.41 of the limit the others give. Every norm 1 % short
 gives 52 times the median KL's limit and 12 times the slope's; one post norm 1 % short, 2.4 times the slope's; one input
 norm 1 % short is hidden in bf16 (q and k are normed again) and shows in class fp32 only.
+
+On part of the prompts the limits of all fail honest arms: on 200 random sets of prompts (2026-11-30) the worst held-out arm
+stands at 2.3 times them (bf16; 2.0 fp32, 1.6 w8a8, 4.0 fp8-kv). The limits that `limits_for` gives pass all of them, worst
+0.45 (0.58, 0.50, 0.48); and every arm passes every prompt alone, worst 0.71 (0.58, 0.55, 0.78).
 """
 
 ROUTER_RESOLUTION = 1e-4
@@ -42,6 +47,14 @@ selection scores of fp32 engines agree to about 1e-5."""
 KL_RESOLUTION = 1e-13
 """A limit on a KL is never below this: float64 rounds a log-probability of 30 nats by 4e-15, and class fp32's median KL
 (2e-16 on the shipped golden) is such rounding, which differs between libraries."""
+
+ROUTING_RESOLUTION = 1e-6
+"""A limit on a weight's error, or on a router logit's relative one, is never below this: a sigmoid of another library's
+differs in the last two bits (1.2e-7), and in class fp32 the floor's medians (1.2e-7 and 2.8e-7) are little more."""
+
+UNSEEN = 3
+"""Added to a count of differing sets before it becomes a share: a floor that saw none in n pairs only says that fewer than
+3 in n are likely (the rule of three, 95 %), and one arm's few are not a multiple of another's none."""
 
 LogitDtype = Literal["float32", "bfloat16"]
 
@@ -109,6 +122,11 @@ class Statistics(BaseModel):
         kl: [median, p90] over positions, nats.
         sketch_median, sketch_p90: per layer, relative distance.
         sketch_slope: absolute slope, the largest over layers: an arm's slope at one layer can be near zero by chance.
+        sets_differ: share of positions and layers whose expert set differs, `UNSEEN` added to the count.
+        weight_median, weight_p90: per layer, of the largest error of an expert's weight at a position, before its first
+            differing set. Absolute: weights are sigmoids.
+        router_logit: [median, maximum] over probe positions and layers of the largest error of a router logit, over the
+            largest router logit.
     """
 
     model_config = _STRICT
@@ -117,6 +135,16 @@ class Statistics(BaseModel):
     sketch_median: tuple[NonNegativeFloat, ...]
     sketch_p90: tuple[NonNegativeFloat, ...]
     sketch_slope: NonNegativeFloat
+    sets_differ: NonNegativeFloat
+    weight_median: tuple[NonNegativeFloat, ...]
+    weight_p90: tuple[NonNegativeFloat, ...]
+    router_logit: tuple[NonNegativeFloat, NonNegativeFloat]
+
+    @classmethod
+    def largest(cls, each: Iterable[Statistics]) -> Statistics:
+        """Number by number the largest of `each`."""
+        rows = [one.model_dump() for one in each]
+        return cls.model_validate({name: np.max([row[name] for row in rows], axis=0).tolist() for name in cls.model_fields})
 
 
 class Limits(BaseModel):
@@ -151,6 +179,27 @@ class Limits(BaseModel):
         """For every layer."""
         return self.multiple * self.floor.sketch_slope
 
+    @property
+    def sets_differ(self) -> float:
+        """Share of positions and layers."""
+        return self.multiple * self.floor.sets_differ
+
+    @property
+    def weight_median(self) -> tuple[float, ...]:
+        """Per layer, at least `ROUTING_RESOLUTION`."""
+        return tuple(max(self.multiple * value, ROUTING_RESOLUTION) for value in self.floor.weight_median)
+
+    @property
+    def weight_p90(self) -> tuple[float, ...]:
+        """Per layer, at least `ROUTING_RESOLUTION`."""
+        return tuple(max(self.multiple * value, ROUTING_RESOLUTION) for value in self.floor.weight_p90)
+
+    @property
+    def router_logit(self) -> tuple[float, float]:
+        """[median, maximum], relative, at least `ROUTING_RESOLUTION`."""
+        median, largest = self.floor.router_logit
+        return max(self.multiple * median, ROUTING_RESOLUTION), max(self.multiple * largest, ROUTING_RESOLUTION)
+
 
 class HeldOut(BaseModel):
     """One floor arm judged by the bands, budgets and limits that the other arms alone would give.
@@ -159,7 +208,9 @@ class HeldOut(BaseModel):
         arm: the arm left out.
         near_flips, near_budget: its near-tie flips and the count at which the budget would have fired; same for `router_`.
         hard_flips: flips outside the others' bands.
+        sets_outside: positions whose first differing expert set is outside the others' router band.
         worst_ratio: its largest statistic over the others' limit; above 1 it would have failed.
+        worst_prompt, worst_prompt_ratio: the same on a prompt alone, where it is largest.
         passed: whether an honest arm passes; a class with one False is refused.
     """
 
@@ -171,7 +222,10 @@ class HeldOut(BaseModel):
     router_flips: int
     router_budget: int
     hard_flips: int
+    sets_outside: int
     worst_ratio: float
+    worst_prompt: str
+    worst_prompt_ratio: float
     passed: bool
 
 
@@ -184,6 +238,7 @@ class ClassCalibration(BaseModel):
         arms: the floor's arms.
         positions: teacher-forced positions per arm.
         bins, bands, limits, held_out: see their types.
+        prompt_floors: by prompt, the floor's largest statistics on that prompt alone (`floor.statistics`, `upper`).
     """
 
     model_config = _STRICT
@@ -195,6 +250,7 @@ class ClassCalibration(BaseModel):
     bins: MarginBins
     bands: Bands
     limits: Limits
+    prompt_floors: Mapping[str, Statistics] = Field(min_length=1)
     held_out: tuple[HeldOut, ...]
 
     @model_validator(mode="after")
@@ -215,6 +271,27 @@ class ClassCalibration(BaseModel):
         if failed := [entry.arm for entry in self.held_out if not entry.passed]:
             raise ValueError(f"arm {failed[0]} does not pass the floor of the others: the floor is too narrow to judge by")
         return self
+
+    def limits_for(self, prompts: Collection[str]) -> Limits:
+        """The limits for a run that answered these of the golden's prompts; for all of them, `limits`.
+
+        On few prompts an honest run may well exceed the limits of all. What it may reach there is the multiple of the
+        largest, over those prompts, of each prompt's own floor. No arm of the floor is above that floor on any set of
+        prompts: an upper quantile of a union is at most the largest of its parts' (of each part at least a share p lies
+        at or below its own, so of the union at least a share p lies at or below the largest of them), and the slope of a
+        union is a weighted mean of its parts'. For the same reason an arm that passes on every prompt alone what the
+        others give there (`HeldOut.worst_prompt_ratio`) passes on every set of prompts.
+
+        Raises:
+            ValueError: there are none, or one that the golden has not.
+        """
+        if unknown := set(prompts) - self.prompt_floors.keys():
+            raise ValueError(f"no floor for prompt {min(unknown)}")
+        if len(set(prompts)) == len(self.prompt_floors):
+            return self.limits
+        if not prompts:
+            raise ValueError("no prompt, no limits")
+        return Limits(floor=Statistics.largest(self.prompt_floors[name] for name in prompts), multiple=self.limits.multiple)
 
 
 def margin_bin(margin: npt.ArrayLike) -> npt.NDArray[np.int64]:

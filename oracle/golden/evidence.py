@@ -13,6 +13,19 @@ TOP_N = 64
 
 
 @dataclass(frozen=True)
+class PromptProbes:
+    """Where a golden holds all router logits of a prompt, and the logits: what `PromptRun.router_logits` is held against.
+
+    Attributes:
+        positions: of the prompt, in the golden's order.
+        router_logits: float32 [N, L, E], without the bias.
+    """
+
+    positions: tuple[int, ...]
+    router_logits: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class PromptEvidence:
     """One prompt of a golden. P prompt ids, G generated ids, T = P + G - 1 positions fed, L layers, k experts per token.
 

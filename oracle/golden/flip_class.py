@@ -32,7 +32,8 @@ def classify(
         set_gap: the golden's router gap at the first layer that did not.
         bands: of the subject's numeric class.
 
-    An exact tie (regret 0) is never hard; a token outside the stored ids always is.
+    An exact tie is never hard, at the top (regret 0) or at the router's edge (gap 0 where sets differ: then both sets are
+    right, and nothing bounds what the other one does to the logits). A token outside the stored ids always is.
     """
     if rank == OUTSIDE:
         return "hard"
@@ -41,8 +42,8 @@ def classify(
     least = ulp(top, logit_dtype)
     if sets_agree:
         return "near-tie" if regret <= max(bands.regret, least) else "hard"
-    explained = set_gap <= bands.router_gap and regret <= max(bands.router_regret, least)
-    return "router-near-tie" if explained else "hard"
+    near = set_gap <= bands.router_gap and regret <= max(bands.router_regret, least)
+    return "router-near-tie" if near or set_gap == 0.0 else "hard"
 
 
 def classify_at(comparison: Comparison, position: int, bands: Bands, logit_dtype: str) -> FlipClass:

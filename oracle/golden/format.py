@@ -25,14 +25,15 @@ from pydantic import (
 
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.history import HistoryEntry
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
-from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
+from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import NumericClass
 
-GOLDEN_SCHEMA = "kolibri-golden/1"
+GOLDEN_SCHEMA = "kolibri-golden/2"
 JSON_FILE = "golden.json"
 ARRAYS_FILE = "golden.safetensors"
 _ADVICE = "restore it from version control, or make a new one with `kolibri-oracle golden make`"
@@ -62,7 +63,7 @@ class GoldenDocument(Sealed):
         history: what this golden replaced, oldest first; left out of the JSON where it replaced none.
     """
 
-    format: Literal["kolibri-golden/1"] = Field(alias="schema")
+    format: Literal["kolibri-golden/2"] = Field(alias="schema")
     recipe: Recipe
     recipe_digest: str
     checkpoint_digest: str
@@ -88,6 +89,8 @@ class GoldenDocument(Sealed):
         for name, calibration in self.classes.items():
             if calibration.positions != total:
                 raise ValueError(f"class {name} was calibrated on {calibration.positions} positions, the golden has {total}")
+            if differing := sorted(calibration.prompt_floors.keys() ^ {p.name for p in self.prompts}):
+                raise ValueError(f"class {name} has a floor for prompts other than the golden's, first {differing[0]}")
         if wrong := [name for name, calibration in self.classes.items() if calibration.numeric_class != name]:
             raise ValueError(f"the calibration filed under {wrong[0]} is another class's")
         return self
@@ -146,6 +149,12 @@ class Golden:
     def positions(self) -> int:
         """Teacher-forced positions over all prompts."""
         return sum(len(prompt.fed) for prompt in self.prompts)
+
+    def probes_of(self, prompt: str) -> PromptProbes:
+        """A prompt's own probes. By name in the document: `prompts` may hold some of its prompts only."""
+        index = next(i for i, record in enumerate(self.document.prompts) if record.name == prompt)
+        rows = np.flatnonzero(self.probes.prompts == index)
+        return PromptProbes(tuple(self.probes.positions[rows].tolist()), self.probes.router_logits[rows])
 
 
 _PROBE_PREFIX = "probe_"
@@ -212,10 +221,7 @@ def load_golden(folder: Path) -> Golden:
     if document.recipe.digest() != document.recipe_digest:
         raise GoldenError(f"{path}: the recipe does not have the digest it claims; {_ADVICE}")
     arrays_path = folder / ARRAYS_FILE
-    packed = read_bytes(arrays_path, GoldenError, _ADVICE)
-    if digest(packed) != document.arrays_digest:
-        raise GoldenError(f"{arrays_path} does not have the digest that {JSON_FILE} gives: its bytes changed; {_ADVICE}")
-    arrays = unpack_arrays(packed, arrays_path, GoldenError, _ADVICE)
+    arrays = open_arrays(arrays_path, GoldenError, _ADVICE, (document.arrays_digest, JSON_FILE))
     try:
         prompts = _split(document, arrays)
         probes = Probes(**{name: arrays[_PROBE_PREFIX + name] for name in _PROBE_ARRAYS})
@@ -281,9 +287,10 @@ def _check_arrays(document: GoldenDocument, arrays: Mapping[str, np.ndarray], to
         if found.dtype != dtype or found.shape != shape:
             raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, expected {dtype} {list(shape)}")
     for name, calibration in document.classes.items():
-        floor = calibration.limits.floor
-        if not len(floor.sketch_median) == len(floor.sketch_p90) == layers:
-            raise ValueError(f"class {name} has {len(floor.sketch_median)} sketch limits for {layers} layers")
+        for floor in (calibration.limits.floor, *calibration.prompt_floors.values()):
+            for per_layer in ("sketch_median", "sketch_p90", "weight_median", "weight_p90"):
+                if (given := len(getattr(floor, per_layer))) != layers:
+                    raise ValueError(f"class {name} has {given} limits {per_layer} for {layers} layers")
     if (arrays["router_gap"] < 0).any() or not arrays["sketch"].any(axis=-1).all():
         raise ValueError("a router gap is negative, or a sketch is all zero")
     if (np.exp(arrays["top_logits"] - arrays["logsumexp"][:, None]).sum(axis=1) > 1 + 1e-9).any():
@@ -298,3 +305,5 @@ def _check_probes(prompts: tuple[PromptEvidence, ...], probes: Probes) -> None:
     for prompt, position in zip(probes.prompts.tolist(), probes.positions.tolist(), strict=True):
         if not (0 <= prompt < len(prompts) and 0 <= position < len(prompts[prompt].fed)):
             raise ValueError(f"probe at prompt {prompt}, position {position} is outside the golden")
+    if missing := sorted(set(range(len(prompts))) - set(probes.prompts.tolist())):
+        raise ValueError(f"prompt {prompts[missing[0]].name} has no probe")

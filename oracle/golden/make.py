@@ -12,10 +12,10 @@ import torch
 from oracle.environment import arithmetic_record
 from oracle.errors import GoldenError, UsageError
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.compare import Comparison, concatenate
+from oracle.golden.compare import Comparison
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.floor import calibrate
-from oracle.golden.format import Golden, Probes, assemble
+from oracle.golden.format import GOLDEN_SCHEMA, Golden, Probes, assemble
 from oracle.golden.passes import Tick, TruthPass, compare_arm, layer_inputs, truth_pass
 from oracle.golden.prompts import PreparedPrompt, prepare_prompts, stop_ids
 from oracle.golden.recipe import PromptSpec, Recipe
@@ -51,9 +51,11 @@ class Job:
 
     def digests(self) -> dict[str, str]:
         """What names the job; reads the whole checkpoint once."""
-        # The tokenizer's files decide these, and neither of the other digests covers them.
+        # The schema, since what a killed run kept has the shape that it had then. The tokenizer's files decide the prompts,
+        # and neither of the other digests covers them.
         prompts = digest(canonical_json([asdict(prompt) for prompt in self.prompts]))
-        return {"recipe": self.recipe.digest(), "checkpoint": self.checkpoint.digest(), "prompts": prompts}
+        checkpoint = self.checkpoint.digest()
+        return {"schema": GOLDEN_SCHEMA, "recipe": self.recipe.digest(), "checkpoint": checkpoint, "prompts": prompts}
 
 
 def plan(checkpoint: Checkpoint, prompts: Sequence[PromptSpec], arm: Arm = TRUTH, *, stop_at_eos: bool = False) -> Job:
@@ -108,7 +110,7 @@ def make_golden(job: Job, work: Unfinished | None = None, progress: Progress | N
         raise GoldenError(f"the chains would not expose {weakest(weak)} ({len(weak)} such faults); change the prompts")
     probe = _probe_prompt(job.checkpoint, [len(p.fed) for p in evidence])
     classes: dict[NumericClass, ClassCalibration] = {
-        name: _measure_class(work, job.checkpoint, name, job.recipe, evidence, steps) for name in CLASSES
+        name: _measure_class(work, job.checkpoint, name, job.recipe, truths, steps) for name in CLASSES
     }
     with steps.of("probe", len(evidence[probe].fed)) as tick:
         inputs = layer_inputs(reference, evidence[probe].fed, tick)
@@ -175,7 +177,7 @@ def _measure_class(
     checkpoint: Checkpoint,
     numeric_class: NumericClass,
     recipe: Recipe,
-    evidence: Sequence[PromptEvidence],
+    truths: Sequence[TruthPass],
     steps: _Steps,
 ) -> ClassCalibration:
     """Run every floor arm of the class over the golden's own chains and calibrate.
@@ -183,19 +185,19 @@ def _measure_class(
     Raises:
         GoldenError: an arm does not pass what the other arms allow.
     """
-    comparisons: dict[str, Comparison] = {}
+    measured: dict[str, dict[str, Comparison]] = {}
     for name in recipe.floor_arms[numeric_class]:
         reference = Reference(checkpoint, arm_named(name))
-        parts: list[Comparison] = []
-        for prompt in evidence:
+        measured[name] = {}
+        for truth in truths:
+            prompt = truth.evidence
             with steps.of(f"floor {numeric_class}", len(prompt.fed)) as tick:
                 key = f"floor-{name}.{prompt.name}"  # a dot: neither name has one, and both have hyphens
                 if (kept := work.get(key)) is None:
-                    kept = asdict(compare_arm(reference, prompt, tick))
+                    kept = asdict(compare_arm(reference, prompt, truth.probes, tick))
                     work.put(key, kept)
-                parts.append(Comparison(**kept))
-        comparisons[name] = concatenate(parts)
-    return calibrate(numeric_class, comparisons)
+                measured[name][prompt.name] = Comparison(**kept)
+    return calibrate(numeric_class, measured)
 
 
 def _probe_prompt(checkpoint: Checkpoint, lengths: Sequence[int]) -> int:

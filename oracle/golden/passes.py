@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from oracle.golden.compare import Comparison, Shown, compare
-from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
+from oracle.golden.evidence import PromptEvidence, PromptProbes, log_sum_exp, top_logits
 from oracle.golden.sketch import sketch
 from oracle.kolibri1.reference import Forward, Reference, Routing, Taps, argmax_lowest_id
 
@@ -39,6 +39,10 @@ class TruthPass:
     probe_positions: npt.NDArray[np.int32]
     probe_hidden: npt.NDArray[np.float32]
     probe_router_logits: npt.NDArray[np.float32]
+
+    @property
+    def probes(self) -> PromptProbes:
+        return PromptProbes(tuple(self.probe_positions.tolist()), self.probe_router_logits)
 
 
 def generate(
@@ -116,26 +120,29 @@ def layer_inputs(reference: Reference, fed: Sequence[int], tick: Tick | None = N
     return np.concatenate(parts)
 
 
-def compare_arm(reference: Reference, prompt: PromptEvidence, tick: Tick | None = None) -> Comparison:
+def compare_arm(reference: Reference, prompt: PromptEvidence, probes: PromptProbes, tick: Tick | None = None) -> Comparison:
     """Measure a teacher-forced pass of another arm against the golden's evidence of one prompt."""
     parts: list[Shown] = []
     start = 0
-    for part in reference.stream(prompt.fed, reference.new_cache(), taps=_HIDDEN):
+    for part in reference.stream(prompt.fed, reference.new_cache()):
         logits = _float32(part.logits)
         stored = prompt.top_ids[start : start + len(part)].astype(np.int64)
+        probed = [p - start for p in probes.positions if start <= p < start + len(part)]
         start += len(part)
         parts.append(
             Shown(
                 argmax=argmax_lowest_id(part.logits).numpy().astype(np.int32),
                 logits_at_golden=np.take_along_axis(logits, stored, axis=1),
                 logsumexp=log_sum_exp(logits),
-                expert_ids=part.expert_ids.numpy().astype(np.int32),
                 sketch=sketch(part.residual.numpy()),
+                expert_ids=part.expert_ids.numpy().astype(np.int32),
+                expert_weights=_float32(part.expert_weights),
+                router_logits=_float32(part.router_logits[probed]),
             )
         )
         if tick is not None:
             tick(len(part))
-    return compare(prompt, Shown(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))))
+    return compare(prompt, Shown(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))), probes)
 
 
 def forced_routing(prompt: PromptEvidence) -> Routing:

@@ -16,7 +16,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from oracle.errors import GoldenError, UsageError
-from oracle.serialization import canonical_json, new_folder, pack_arrays, read_bytes, unpack_arrays, write_file
+from oracle.serialization import canonical_json, new_folder, write_file
+from oracle.stored_arrays import open_arrays, pack_arrays
 
 SUFFIX = ".unfinished"
 _JOB = "job.json"
@@ -46,7 +47,7 @@ class Unfinished:
         path = self._folder / f"{name}.safetensors"
         if not path.exists():
             return None
-        return unpack_arrays(read_bytes(path, GoldenError, _ADVICE), path, GoldenError, _ADVICE)
+        return open_arrays(path, GoldenError, _ADVICE)
 
     def put(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep `arrays`, whole, before the next step begins.

@@ -21,7 +21,11 @@ from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 class AlignmentGate:
     name = "alignment"
-    definition = {"version": 2, "metric": "ids, positions, embedding rows, shapes, contradictions", "statistic": "equality"}
+    definition = {
+        "version": 3,
+        "metric": "ids, positions, embedding rows, shapes, evidence at every prompt or none, contradictions",
+        "statistic": "equality",
+    }
     blind_to = "a subject that reports an id, position or row other than the one it computes with"
     needs_alignment = False
 
@@ -37,7 +41,7 @@ class AlignmentGate:
             if run is None:
                 findings.append(Finding("the prompt was not run", where=prompt.name, verdict="incomplete"))
                 continue
-            if shape := _shape_finding(prompt, run):
+            if shape := _shape_finding(case, prompt, run):
                 findings.append(shape)
                 continue
             findings += _contradictions(case, prompt, run)
@@ -64,22 +68,24 @@ class AlignmentGate:
                             len(wrong),
                         )
                     )
-        return Judgement(compared, tuple(findings))
+        return Judgement(compared, (*findings, *_mixed_evidence(case)))
 
     def plants(self, case: Case) -> dict[str, Case]:
         """One array of the first prompt after the other, spoiled."""
         prompt, run = case.answered()[0]
-        experts = run.expert_ids.copy()
-        experts[0, 0, 0] = experts[0, 0, 1]
-        spoiled: dict[str, dict[str, np.ndarray]] = {
+        spoiled: dict[str, dict[str, np.ndarray | None]] = {
             "positions counted from 1": {"positions": run.positions + np.int32(1)},
             "another id consumed": {"consumed": _next_id(run.consumed)},
             "another embedding row": {"embedding_digest": run.embedding_digest ^ np.uint8(1)},
             "a free run fed otherwise": {"free_consumed": _next_id(run.free_consumed)},
-            "an expert twice": {"expert_ids": experts},
             "an argmax that is not the largest": {"argmax": run.top_ids[:, 1].copy()},
             "a position short": {"logsumexp": run.logsumexp[:-1]},
         }
+        if run.expert_ids is not None:
+            experts = run.expert_ids.copy()
+            experts[0, 0, 0] = experts[0, 0, 1]
+            spoiled["an expert twice"] = {"expert_ids": experts}
+            spoiled["experts in one pass only"] = {"free_expert_ids": None}
         return {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
 
 
@@ -93,12 +99,12 @@ def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[
     """What no engine can mean: it would make later comparisons look away."""
     experts = case.checkpoint.config.num_experts
     findings = []
-    checks: tuple[tuple[str, Any], ...] = (
-        ("argmax is not the first of its own largest logits", run.argmax != run.top_ids[:, 0]),
-        ("an expert id is out of range or twice in a set", _bad_sets(run.expert_ids, experts)),
-        ("an expert id of the free run is out of range or twice in a set", _bad_sets(run.free_expert_ids, experts)),
-        ("an expert's weight is no sigmoid", ((run.expert_weights < 0) | (run.expert_weights > 1)).any(axis=(1, 2))),
-    )
+    checks: list[tuple[str, Any]] = [("argmax is not the first of its own largest logits", run.argmax != run.top_ids[:, 0])]
+    for which, ids in (("", run.expert_ids), (" of the free run", run.free_expert_ids)):
+        if ids is not None:
+            checks.append((f"an expert id{which} is out of range or twice in a set", _bad_sets(ids, experts)))
+    if (weights := run.expert_weights) is not None:
+        checks.append(("an expert's weight is no sigmoid", ((weights < 0) | (weights > 1)).any(axis=(1, 2))))
     for what, wrong in checks:
         if wrong.any():
             first = int(wrong.argmax())
@@ -114,7 +120,32 @@ def _bad_sets(ids: np.ndarray, experts: int) -> np.ndarray:
     return (outside | (np.diff(ordered, axis=2) == 0).any(axis=2)).any(axis=1)
 
 
-def _shape_finding(prompt: PromptEvidence, run: PromptRun) -> Finding | None:
+_NEEDS = (
+    ("expert_ids", "free_expert_ids"),
+    ("free_expert_ids", "expert_ids"),
+    ("expert_weights", "expert_ids"),
+    ("expert_weights", "non_finite_routing"),
+    ("router_logits", "non_finite_routing"),
+)
+"""Arrays that are judged with another's help only."""
+
+
+def _mixed_evidence(case: Case) -> list[Finding]:
+    """Optional evidence that only some prompts hold, or only half of: what is missing would go uncompared."""
+    findings = []
+    runs = [(prompt.name, run.held) for prompt, run in case.answered()]
+    for name in sorted(frozenset[str]().union(*(held for _, held in runs))):
+        if without := [prompt for prompt, held in runs if name not in held]:
+            headline = f"array {name} is missing, other prompts have it"
+            findings.append(Finding(headline, without[0], count=len(without), of=len(runs)))
+    for name, needed in _NEEDS:
+        if without := [prompt for prompt, held in runs if name in held and needed not in held]:
+            headline = f"array {name} is there without {needed}"
+            findings.append(Finding(headline, without[0], count=len(without), of=len(runs)))
+    return findings
+
+
+def _shape_finding(case: Case, prompt: PromptEvidence, run: PromptRun) -> Finding | None:
     positions, stored = prompt.top_ids.shape
     expected = {
         "consumed": (positions,),
@@ -132,8 +163,12 @@ def _shape_finding(prompt: PromptEvidence, run: PromptRun) -> Finding | None:
         "expert_weights": prompt.expert_weights.shape,
         "sketch": prompt.sketch.shape,
         "free_expert_ids": prompt.expert_ids.shape,
+        "router_logits": case.golden.probes_of(prompt.name).router_logits.shape,
+        "non_finite_routing": (positions,),
     }
     for name, shape in expected.items():
+        if name not in run.held:
+            continue
         got = getattr(run, name).shape
         if got != shape:
             return Finding(f"array {name} has the wrong shape", prompt.name, str(list(got)), str(list(shape)))

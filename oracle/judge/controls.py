@@ -1,7 +1,7 @@
 """Controls: each gate must pass the perfect subject and fire on every planted fault, in the same session as the judgement.
 
-Positive: the perfect subject's run through the same harness. Negative: the gate's own `plants` in that run; for `slots`
-also faults planted in the subject's device, and in what the auditor is shown. A gate whose control misbehaves is not
+Positive: the perfect subject's run through the same harness. Negative: the gate's own `plants` in that run; for `slots` and
+`staging` also faults planted in the subject's device, and in what the auditor is shown. A gate whose control misbehaves is not
 believed, whatever it says about the subject: the ledger turns red.
 """
 
@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oracle.judge.alignment import AlignmentGate
-from oracle.judge.gate import Case, Gate
+from oracle.judge.gate import Case, Gate, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
+from oracle.judge.staging import planned_evidence
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
 from oracle.subjects.protocol import VerifiedFill
@@ -51,6 +52,10 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     if gate.name == "slots":
         perfect = _with_honest_fill(perfect)
+    if gate.name == "staging":
+        perfect = perfect.with_run(residents=planned_evidence(perfect, len(perfect.run.prompts)))
+    if not holds_evidence(gate, perfect.run):
+        return (ControlResult("perfect", "pass", "no evidence"), ControlResult("planted", "fire", "not run"))
     planted = gate.plants(perfect).items()
     return (
         ControlResult("perfect", "pass", _outcome(gate, perfect)),
@@ -59,15 +64,15 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
 
 
 def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[ControlResult, ...]:
-    """Faults planted in the subject's own device; each with how it must be caught (`device-fault:KIND` or `gate:slots`)."""
+    """Faults planted in the subject's own device; each with how it must be caught (`device-fault:KIND` or `gate:NAME`)."""
     results = []
     for outcome, expected in outcomes:
+        audited = {"gate:slots": outcome.slots, "gate:staging": outcome.residents}
+        fired = [name for name, evidence in audited.items() if evidence is not None and evidence.violations]
         if outcome.fault is not None:
             seen = f"device-fault:{outcome.fault.kind}"
-        elif outcome.slots is not None and outcome.slots.violations:
-            seen = "gate:slots"
         else:
-            seen = "not caught"
+            seen = expected if expected in fired else next(iter(fired), "not caught")
         results.append(ControlResult(f"device {outcome.job.request.plant}", expected, seen))
     return tuple(results)
 

@@ -6,112 +6,77 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from oracle.golden.calibration import Bands, LogitDtype
-from oracle.golden.flip_class import FlipClass, classify, ulp
+from oracle.golden.flip_class import FlipClass, ulp
+from oracle.judge.blame import FlipNumbers, explain, numbers_at
 from oracle.judge.gate import Case
 
 
-class FlipRecord(BaseModel):
+class FlipRecord(FlipNumbers):
     """One teacher-forced position where the subject's argmax is not the golden's.
+
+    A record that contradicts itself is refused, on load too: label and explanation must follow from its numbers.
 
     Attributes:
         prompt, position: where; position p predicts id p + 1.
         expected, got: the golden's id and the subject's.
-        regret: nats; a lower bound where `rank` is -1.
-        rank: place of `got` among the golden's stored ids, -1 if it is not among them.
-        top: the golden's top-1 logit.
         golden_margin, subject_margin: top-1 minus top-2, nats; the same in bf16 ULPs at the top logit's size in `*_ulps`.
-        set_layer: first layer whose expert sets differ, None where all agree; `set_gap` is the golden's router gap there.
-        sketch_layer: first layer whose sketch is further off than the class's p90 limit, None where none is.
-        label: the class of the flip; it must follow from the numbers and `bands`.
-        bands, logit_dtype: what it was classified with.
+        label: the class of the flip.
+        explanation: the sentence that the blame chain adds up to.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     prompt: str
-    position: int
+    position: int = Field(ge=0)
     expected: int
     got: int
-    regret: float = Field(ge=0)
-    rank: int
-    top: float
     golden_margin: float
     subject_margin: float
     golden_margin_ulps: float
     subject_margin_ulps: float
-    set_layer: int | None
-    set_gap: float
-    sketch_layer: int | None
     label: FlipClass
-    bands: Bands
-    logit_dtype: LogitDtype
+    explanation: str
 
     @model_validator(mode="after")
-    def _label_follows(self) -> FlipRecord:
-        if self.expected == self.got:
+    def _contradicts_nothing(self) -> FlipRecord:
+        if self.expected == self.got or self.rank == 0:
             raise ValueError("a flip whose two ids are equal is none")
-        computed = classify(
-            regret=self.regret,
-            rank=self.rank,
-            top=self.top,
-            sets_agree=self.set_layer is None,
-            set_gap=self.set_gap,
-            bands=self.bands,
-            logit_dtype=self.logit_dtype,
-        )
-        if computed != self.label:
-            raise ValueError(f"label {self.label!r} contradicts the numbers, which make it {computed!r}")
+        if self.regret < self.golden_margin or (self.rank == 1 and self.regret != self.golden_margin):
+            raise ValueError(f"regret {self.regret:.6g} contradicts the margin {self.golden_margin:.6g} to the second id")
+        step = ulp(self.top, "bfloat16")
+        if (self.golden_margin_ulps, self.subject_margin_ulps) != (self.golden_margin / step, self.subject_margin / step):
+            raise ValueError("margins in ULPs contradict those in nats")
+        if self.kind != self.label:
+            raise ValueError(f"label {self.label!r} contradicts the numbers, which make it {self.kind!r}")
+        if (computed := explain(self)) != self.explanation:
+            raise ValueError(f"the explanation contradicts the numbers, which say {computed!r}")
         return self
 
 
 def flip_records(case: Case) -> tuple[FlipRecord, ...]:
     """Every flip of an aligned run, in the golden's order of prompts and positions."""
-    calibration = case.calibration
-    limits = np.array(calibration.limits.sketch_p90)
     records = []
     for prompt, run in case.answered():
         comparison = case.comparisons[prompt.name]
-        layers = comparison.sketch_distance.shape[1]
         for position in np.flatnonzero(comparison.flip).tolist():
-            first_set = int(comparison.first_set_difference[position])
-            diverged = comparison.sketch_distance[position] > limits
-            top, regret = float(comparison.top[position]), float(comparison.regret[position])
+            shown = run.expert_ids is not None
+            numbers = numbers_at(comparison, position, case.calibration, case.limits, experts_shown=shown)
             golden_margin = float(comparison.margin[position])
             subject_margin = float(run.top_logits[position, 0]) - float(run.top_logits[position, 1])
-            step = ulp(top, "bfloat16")
-            set_layer = None if first_set == layers else first_set
-            set_gap = float(comparison.set_gap[position])
-            rank = int(comparison.rank[position])
+            step = ulp(numbers.top, "bfloat16")
             records.append(
                 FlipRecord(
+                    **dict(numbers),
                     prompt=prompt.name,
                     position=position,
                     expected=int(prompt.argmax[position]),
                     got=int(run.argmax[position]),
-                    regret=regret,
-                    rank=rank,
-                    top=top,
                     golden_margin=golden_margin,
                     subject_margin=subject_margin,
                     golden_margin_ulps=golden_margin / step,
                     subject_margin_ulps=subject_margin / step,
-                    set_layer=set_layer,
-                    set_gap=set_gap,
-                    sketch_layer=int(diverged.argmax()) if diverged.any() else None,
-                    label=classify(
-                        regret=regret,
-                        rank=rank,
-                        top=top,
-                        sets_agree=set_layer is None,
-                        set_gap=set_gap,
-                        bands=calibration.bands,
-                        logit_dtype=calibration.logit_dtype,
-                    ),
-                    bands=calibration.bands,
-                    logit_dtype=calibration.logit_dtype,
+                    label=numbers.kind,
+                    explanation=explain(numbers),
                 )
             )
     return tuple(records)

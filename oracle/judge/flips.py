@@ -4,7 +4,7 @@ Compared: the subject's argmax with the golden's at each position. Fires on a ha
 token outside the stored ids), and on more near ties or router near ties than the class's floor makes likely: flip
 probabilities per margin bin from the floor's arms, count fires where the Poisson-binomial tail is below 1e-3.
 Bands are three times the floor's largest regret (calibration in the golden; the floor's leave-one-out passes them).
-Fires too where expert sets differ although the golden's router gap is beyond the router band, flip or not.
+Where a run shows no experts, none is excused by the router: a flip beyond the regret band is hard.
 It cannot see a fault that moves logits but no argmax: the mini's wide margins hide many; `logits` and `residual` look there.
 """
 
@@ -18,13 +18,11 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     BUDGET_TAIL,
     MARGIN_EDGES,
-    ROUTER_RESOLUTION,
     budget,
     expected_flips,
     flip_probability,
     margin_bin,
 )
-from oracle.golden.evidence import PromptEvidence
 from oracle.judge.flip_record import FlipRecord, flip_records
 from oracle.judge.gate import Case, Finding, Judgement
 
@@ -32,11 +30,10 @@ from oracle.judge.gate import Case, Finding, Judgement
 class FlipsGate:
     name = "flips"
     definition = {
-        "version": 2,
+        "version": 3,
         "metric": "argmax at every teacher-forced position",
         "statistic": "no hard flip; Poisson-binomial tail within margin bins",
         "band_multiple": BAND_MULTIPLE,
-        "router_resolution": ROUTER_RESOLUTION,
         "tail": BUDGET_TAIL,
         "margin_edges": list(MARGIN_EDGES),
     }
@@ -66,13 +63,12 @@ class FlipsGate:
                         positions,
                     )
                 )
-        findings += _set_findings(case)
         measured["hard"] = sum(r.label == "hard" for r in records)
         measured |= _smallest_bands(records)
         return Judgement(positions, tuple(findings), measured)
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """A second choice, an unlikely id, exact ties decided otherwise too often, and experts the router never weighed."""
+        """A second choice, an unlikely id, and exact ties decided otherwise too often."""
         prompt, run = max(case.answered(), key=lambda pair: float(pair[0].margin.max()))
         position = int(prompt.margin.argmax())
         second, outside = run.argmax.copy(), run.argmax.copy()
@@ -86,16 +82,7 @@ class FlipsGate:
             "a hard flip": case.with_prompt(prompt.name, argmax=second),
             "an id outside the stored ones": case.with_prompt(prompt.name, argmax=outside),
             "too many near ties": tied.with_prompt(prompt.name, argmax=prompt.top_ids[:, 1].copy()),
-            "experts outside the router band": case.with_prompt(prompt.name, expert_ids=_other_experts(case, prompt)),
         }
-
-
-def _other_experts(case: Case, prompt: PromptEvidence) -> np.ndarray:
-    """The golden's expert sets, but for one expert where the router gap is widest."""
-    position, layer = np.unravel_index(int(prompt.router_gap.argmax()), prompt.router_gap.shape)
-    ids = prompt.expert_ids.copy()
-    ids[position, layer, -1] = next(e for e in range(case.checkpoint.config.num_experts) if e not in ids[position, layer])
-    return ids
 
 
 def _hard_findings(hard: list[FlipRecord], positions: int) -> list[Finding]:
@@ -114,18 +101,6 @@ def _hard_findings(hard: list[FlipRecord], positions: int) -> list[Finding]:
             positions,
         )
     ]
-
-
-def _set_findings(case: Case) -> list[Finding]:
-    """Expert sets that differ where the router was not near a tie, whether or not a token flipped there."""
-    comparison, allowed = case.comparison, max(case.calibration.bands.router_gap, ROUTER_RESOLUTION)
-    gap = np.where(comparison.sets_agree, 0.0, comparison.set_gap)
-    if not (wrong := gap > allowed).any():
-        return []
-    at = int(gap.argmax())
-    where = f"{case.place(at)}, layer {comparison.first_set_difference[at]}"
-    headline = "expert sets differ outside the router band"
-    return [Finding(headline, where, f"gap {gap[at]:.4g}", f"{allowed:.4g}", int(wrong.sum()), len(gap))]
 
 
 def _smallest_bands(records: tuple[FlipRecord, ...]) -> dict[str, float | str]:

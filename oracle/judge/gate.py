@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from oracle.golden.calibration import ClassCalibration
+from oracle.golden.calibration import ClassCalibration, Limits
 from oracle.golden.compare import Comparison, compare, concatenate
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
@@ -61,17 +61,23 @@ class Judgement:
         verdicts = {finding.verdict for finding in self.findings}
         if "fail" in verdicts:
             return "fail"
-        return "incomplete" if verdicts or self.compared == 0 else "pass"
+        return "incomplete" if verdicts or self.compared <= 0 else "pass"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration."""
+    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration.
+
+    Attributes:
+        texts: whether the golden's texts are tokenized again where the libraries are installed; not for a stored run, whose
+            judgement must not depend on what is.
+    """
 
     golden: Golden
     run: Run
     checkpoint: Checkpoint
     calibration: ClassCalibration
+    texts: bool = True
 
     def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
         """Each prompt that the run answered, in the golden's order."""
@@ -80,12 +86,17 @@ class Case:
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By prompt name; measured once, used by several gates."""
-        return {prompt.name: compare(prompt, run) for prompt, run in self.answered()}
+        return {prompt.name: compare(prompt, run, self.golden.probes_of(prompt.name)) for prompt, run in self.answered()}
 
     @cached_property
     def comparison(self) -> Comparison:
         """Over all answered prompts, in the golden's order."""
         return concatenate(self.comparisons.values())
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the class allows on the answered prompts."""
+        return self.calibration.limits_for([prompt.name for prompt, _ in self.answered()])
 
     def with_run(self, **changes: Any) -> Case:
         """A copy whose run has other fields."""
@@ -140,6 +151,30 @@ class Gate(Protocol):
         One for each thing the gate compares, so that no part of the comparison can be lost unseen.
         """
         ...
+
+
+@runtime_checkable
+class NeedsEvidence(Protocol):
+    """A gate of evidence that a subject may leave out. Where a run does not hold it, the gate compares nothing."""
+
+    def holds(self, run: Run) -> bool:
+        """Whether the run holds what this gate compares."""
+        ...
+
+
+def holds_evidence(gate: Gate, run: Run) -> bool:
+    """Whether a run holds what the gate compares; what every run holds needs no saying."""
+    return not isinstance(gate, NeedsEvidence) or gate.holds(run)
+
+
+def shows(run: Run, array: str) -> bool:
+    """Whether the run holds that array of `PromptRun` for every prompt it answered."""
+    return all(array in prompt.held for prompt in run.prompts.values())
+
+
+def not_held(what: str) -> Judgement:
+    """What a gate says of a run without its evidence: nothing was compared, and that is never green."""
+    return Judgement(0, (Finding(f"the run holds no {what}", verdict="incomplete"),))
 
 
 def gate_id(name: str, definition: Mapping[str, object]) -> str:

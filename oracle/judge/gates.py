@@ -12,9 +12,21 @@ from oracle.judge.gate import Gate, gate_id
 from oracle.judge.golden_gate import GoldenGate
 from oracle.judge.logits import LogitsGate
 from oracle.judge.residual import ResidualGate
+from oracle.judge.routing import RoutingGate
 from oracle.judge.slots import SlotsGate
+from oracle.judge.staging import StagingGate
 
-GATES: tuple[Gate, ...] = (GoldenGate(), AlignmentGate(), ChainGate(), FlipsGate(), LogitsGate(), ResidualGate(), SlotsGate())
+GATES: tuple[Gate, ...] = (
+    GoldenGate(),
+    AlignmentGate(),
+    ChainGate(),
+    FlipsGate(),
+    LogitsGate(),
+    ResidualGate(),
+    RoutingGate(),
+    StagingGate(),
+    SlotsGate(),
+)
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")
 """What every kind of subject must answer, token-only engines too; a subject that declares less is never green."""

@@ -71,7 +71,7 @@ class GoldenGate:
                 "sensitivity": str(measure(chains)),
                 "weakest_fault": str(weakest(exposed)),
                 "texts_tokenized": texts,
-                "tokenizer": "present" if tokenizer_available() else "not installed: texts not compared",
+                "tokenizer": _tokenizer(case),
                 "chats_rendered": chats,
                 "chat_template": _chat_template(case),
             },
@@ -103,11 +103,11 @@ class GoldenGate:
             "another checkpoint's": with_document(document.model_copy(update={"checkpoint_digest": "sha256:0"}).sealed()),
             "another golden's run": case.with_run(golden_digest="sha256:0"),
         }
-        if tokenizer_available() and any(p.text is not None for p in golden.prompts):
+        if _tokenizes(case) and any(p.text is not None for p in golden.prompts):
             vocabulary = case.checkpoint.config.vocab_size
             others = tuple(_with_another_id(p, vocabulary) for p in golden.prompts)
             planted["ids that their texts do not give"] = replace(case, golden=replace(golden, prompts=others))
-        if transformers_available() and _chats(case):
+        if _renders(case) and _chats(case):
             recipe = document.recipe.model_copy(update={"prompts": tuple(map(_with_other_messages, document.recipe.prompts))})
             edited = document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()
             planted["messages that do not give their texts"] = with_document(edited).with_run(golden_digest=edited.digest)
@@ -173,9 +173,27 @@ def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
     return findings
 
 
+_REPLAYED = "a replay compares no texts: `kolibri-oracle golden verify` does"
+
+
+def _tokenizes(case: Case) -> bool:
+    return case.texts and tokenizer_available()
+
+
+def _renders(case: Case) -> bool:
+    return case.texts and transformers_available()
+
+
+def _tokenizer(case: Case) -> str:
+    """Whether texts are tokenized again, or why not."""
+    if not case.texts:
+        return _REPLAYED
+    return "present" if tokenizer_available() else "not installed: texts not compared"
+
+
 def _text_findings(case: Case) -> tuple[list[Finding], int]:
     texts = [p for p in case.golden.prompts if p.text is not None]
-    if not texts or not tokenizer_available():
+    if not texts or not _tokenizes(case):
         return [], 0
     try:
         encode = open_tokenizer(case.checkpoint.folder)
@@ -196,12 +214,14 @@ def _chat_template(case: Case) -> str:
     """Whether chats are rendered again, or why not."""
     if not _chats(case):
         return "not needed: no chat prompts"
+    if not case.texts:
+        return _REPLAYED
     return "present" if transformers_available() else "transformers is not installed: chats not rendered"
 
 
 def _chat_findings(case: Case) -> tuple[list[Finding], int]:
     chats = _chats(case)
-    if not chats or not transformers_available():
+    if not chats or not _renders(case):
         return [], 0
     from oracle.kolibri1.transformers_tokenizer import TransformersTokenizer
 

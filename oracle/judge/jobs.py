@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from oracle.errors import DeviceFault, KolibriError
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.gates import GATE_NAMES
+from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.harness import drive
-from oracle.subjects.protocol import SubjectFactory, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import ShowsResidents, SubjectFactory, SubjectIdentity, SubjectRequest
 from oracle.subjects.registry import subject_factory
-from oracle.subjects.run import PromptRun, SlotEvidence
+from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
 PLANT_STEPS = 24
 """Steps a planted fault may take to be caught: all slots of the mini are filled well before."""
@@ -55,6 +56,7 @@ class PromptOutcome:
     fault: DeviceFault | None
     slots: SlotEvidence | None
     stats: dict[str, int]
+    residents: ResidentEvidence | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -69,7 +71,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
     factory = subject_factory(job.subject)
     session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
-        session.work(factory, prompt, auditor)
+        session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
     except DeviceFault as caught:
         session.fault = caught
     except KolibriError:
@@ -78,7 +80,9 @@ def run_job(job: PromptJob) -> PromptOutcome:
         session.fault = _crash(error)
     slots = auditor.evidence()
     streams = slots != SlotEvidence() or "fills" in session.stats
-    return PromptOutcome(job, session.identity, session.run, session.fault, slots if streams else None, session.stats)
+    run = session.run if session.fault is None else None
+    held = slots if streams else None
+    return PromptOutcome(job, session.identity, run, session.fault, held, session.stats, session.residents)
 
 
 class _SubjectSession:
@@ -89,14 +93,15 @@ class _SubjectSession:
         self.run: PromptRun | None = None
         self.fault: DeviceFault | None = None
         self.stats: dict[str, int] = {}
+        self.residents: ResidentEvidence | None = None
 
-    def work(self, factory: SubjectFactory, prompt: PromptEvidence, auditor: SlotAuditor) -> None:
+    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
         subject = factory.open(self.job.request, auditor)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
         try:
             if self.job.request.plant is None:
-                self.run = drive(subject, prompt)
+                self.run = drive(subject, prompt, probes.positions)
             else:
                 subject.reset()
                 subject.start()
@@ -105,6 +110,9 @@ class _SubjectSession:
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came
         self.stats = _checked_stats(subject.stats())
+        if self.fault is None and isinstance(subject, ShowsResidents):
+            # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.
+            self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
 

@@ -1,8 +1,9 @@
 """Gate `ledger`: what ran, on what, and whether it may be believed.
 
-Looks at the other gates' entries. Fires on a required gate that did not run or compared nothing (incomplete, never
-green), on a gate without both controls, and on a control that misbehaved. A suite that skipped its device leg once
-printed "passed"; here it cannot.
+Looks at the other gates' entries and at the session's facts. Fires on a required gate that did not run or compared nothing
+(incomplete, never green), on a gate without both controls, on a control that misbehaved, on every device fault, and on a
+native library older than its sources. A suite that skipped its device leg once printed "passed"; stale libraries once left
+one op green while two others hung the board; here neither can happen unseen.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oracle.judge.controls import ControlResult
+from oracle.judge.facts import SessionFacts
 from oracle.judge.gate import Finding, Judgement, Verdict
+from oracle.subjects.protocol import LibraryRecord
 
-DEFINITION: Mapping[str, object] = {"version": 1, "metric": "gates run, things compared, controls behaved", "statistic": "all"}
+DEFINITION: Mapping[str, object] = {
+    "version": 2,
+    "metric": "gates run, things compared, controls behaved, device faults, age of libraries",
+    "statistic": "all",
+}
 BLIND_TO = "a subject that lies about its own identity"
 
 
@@ -28,7 +35,7 @@ class LedgerEntry:
         compared: how many things it compared.
         verdict: its own.
         controls: every control that ran with it.
-        reason: why it did not run, or empty.
+        reason: why it did not run or compared nothing, or empty.
     """
 
     gate: str
@@ -40,13 +47,13 @@ class LedgerEntry:
     reason: str = ""
 
 
-def judge_ledger(entries: Sequence[LedgerEntry], required: Sequence[str], device: Mapping[str, str]) -> Judgement:
+def judge_ledger(entries: Sequence[LedgerEntry], required: Sequence[str], facts: SessionFacts) -> Judgement:
     """Judge the entries.
 
     Args:
         entries: one per gate that was considered.
         required: names that must be among them, run and compare something.
-        device: the subject's device identity; a subject with slots must have one.
+        facts: what the session ran on; a subject that holds tensors on a device must say on which.
     """
     findings: list[Finding] = []
     by_name = {entry.gate: entry for entry in entries}
@@ -56,8 +63,8 @@ def judge_ledger(entries: Sequence[LedgerEntry], required: Sequence[str], device
             findings.append(
                 Finding(f"required gate {name} did not run", worst=entry.reason if entry else "", verdict="incomplete")
             )
-        elif entry.compared == 0:
-            findings.append(Finding(f"required gate {name} compared nothing", verdict="incomplete"))
+        elif entry.compared <= 0:
+            findings.append(Finding(f"required gate {name} compared nothing", worst=entry.reason, verdict="incomplete"))
     for entry in entries:
         if not entry.ran:
             continue
@@ -69,15 +76,14 @@ def judge_ledger(entries: Sequence[LedgerEntry], required: Sequence[str], device
             for control in entry.controls
             if not control.behaved
         ]
-    if "slots" in required and not device:
+    findings += facts.findings()
+    if not facts.device and {"slots", "staging"} & set(required):
         findings.append(Finding("the subject does not say which device it ran on", verdict="incomplete"))
     return Judgement(len(entries), tuple(findings))
 
 
-def ledger_controls(
-    entries: Sequence[LedgerEntry], required: Sequence[str], device: Mapping[str, str]
-) -> tuple[ControlResult, ...]:
-    """The ledger's own controls: these entries with every control behaving pass; four spoiled copies do not."""
+def ledger_controls(entries: Sequence[LedgerEntry], required: Sequence[str], facts: SessionFacts) -> tuple[ControlResult, ...]:
+    """The ledger's own controls: these entries, every control behaving and every fact sound, pass; spoiled copies do not."""
     good = [
         replace(
             e,
@@ -88,20 +94,21 @@ def ledger_controls(
         for e in entries
     ]
     watched = [name for name in required if any(e.gate == name for e in good)]
-    identified = device or {"kind": "stated"}
-    spoiled: dict[str, tuple[list[LedgerEntry], str]] = {
-        "gate left out": (good[1:], "incomplete"),
-        "compared nothing": ([replace(good[0], compared=0), *good[1:]], "incomplete"),
-        "dead control": (
-            [replace(good[0], controls=(*good[0].controls, ControlResult("c", "fire", "pass"))), *good[1:]],
-            "fail",
-        ),
-        "no control": ([replace(good[0], controls=()), *good[1:]], "incomplete"),
+    sound = replace(facts, prompts=(1, 1), positions=(1, 1), faults={}, libraries=(), device={"kind": "stated"})
+    dead = (*good[0].controls, ControlResult("c", "fire", "pass"))
+    spoiled: dict[str, tuple[list[LedgerEntry], SessionFacts, str]] = {
+        "gate left out": (good[1:], sound, "incomplete"),
+        "compared nothing": ([replace(good[0], compared=0), *good[1:]], sound, "incomplete"),
+        "dead control": ([replace(good[0], controls=dead), *good[1:]], sound, "fail"),
+        "no control": ([replace(good[0], controls=()), *good[1:]], sound, "incomplete"),
+        "device fault": (good, replace(sound, faults={"prompt": "planted: a fault"}), "fail"),
+        "stale library": (good, replace(sound, libraries=(LibraryRecord("planted.so", built=1, newest_source=2),)), "fail"),
+        "nothing answered": (good, replace(sound, prompts=(0, 1)), "incomplete"),
     }
-    results = [ControlResult("whole ledger", "pass", judge_ledger(good, watched, identified).verdict)]
+    results = [ControlResult("whole ledger", "pass", judge_ledger(good, watched, sound).verdict)]
     needed = [good[0].gate, *(n for n in watched if n != good[0].gate)]
     results += [
-        ControlResult(name, want, judge_ledger(changed, needed, identified).verdict)
-        for name, (changed, want) in spoiled.items()
+        ControlResult(name, want, judge_ledger(changed, needed, stated).verdict)
+        for name, (changed, stated, want) in spoiled.items()
     ]
     return tuple(results)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.golden.portable import quantiles
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.subjects.run import PromptRun
 
@@ -37,7 +38,7 @@ class LogitsGate:
     needs_alignment = True
 
     def judge(self, case: Case) -> Judgement:
-        comparison, limits = case.comparison, case.calibration.limits
+        comparison, limits = case.comparison, case.limits
         positions = len(comparison.kl)
         findings: list[Finding] = []
         if (wrong := ~(comparison.mass <= 1.0 + MASS_TOLERANCE)).any():
@@ -57,7 +58,7 @@ class LogitsGate:
                     positions,
                 )
             )
-        median, p90 = (float(v) for v in np.quantile(comparison.kl, [0.5, 0.9]))
+        median, p90 = (float(v) for v in quantiles(comparison.kl, [0.5, 0.9]))
         for name, value, allowed in (("median", median, limits.kl[0]), ("p90", p90, limits.kl[1])):
             if not value <= allowed:  # NaN fires
                 worst = case.place(int(comparison.kl.argmax()))

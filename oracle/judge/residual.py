@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from oracle.golden.calibration import LIMIT_MULTIPLE
-from oracle.judge.gate import Case, Finding, Judgement
-from oracle.subjects.run import PromptRun
+from oracle.golden.portable import quantiles
+from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
+from oracle.subjects.run import PromptRun, Run
 
 
 class ResidualGate:
@@ -28,11 +29,15 @@ class ResidualGate:
     blind_to = "faults at fewer than one position in ten, and what comes after the last layer"
     needs_alignment = True
 
+    def holds(self, run: Run) -> bool:
+        return shows(run, "sketch")
+
     def judge(self, case: Case) -> Judgement:
-        comparison, limits = case.comparison, case.calibration.limits
-        positions, layers = comparison.sketch_distance.shape
-        median = np.quantile(comparison.sketch_distance, 0.5, axis=0)
-        p90 = np.quantile(comparison.sketch_distance, 0.9, axis=0)
+        comparison, limits = case.comparison, case.limits
+        if (distance := comparison.sketch_distance) is None:
+            return not_held("residual sketches")
+        positions, layers = distance.shape
+        median, p90 = quantiles(distance, [0.5, 0.9])
         slope = comparison.slope()
         findings: list[Finding] = []
         for name, values, allowed in (
@@ -68,17 +73,19 @@ class ResidualGate:
         """The stream after layer 0 one per cent short, as from a norm that sums in bf16; and noise that has no slope."""
 
         def shorten(run: PromptRun) -> PromptRun:
+            assert run.sketch is not None
             sketch = run.sketch.copy()
             sketch[:, 0] *= np.float32(0.99)
             return replace(run, sketch=sketch)
 
         def shake(run: PromptRun) -> PromptRun:
+            assert run.sketch is not None
             sketch = run.sketch.astype(np.float64)
             square = (sketch**2).sum(axis=2, keepdims=True)
             noise = np.where(np.arange(sketch.size).reshape(sketch.shape) % 2, 1.0, -1.0)
             noise -= (noise * sketch).sum(axis=2, keepdims=True) / square * sketch  # no part along the sketch: no slope
             noise *= np.sqrt(square / (noise**2).sum(axis=2, keepdims=True))
-            size = 3 * np.array(case.calibration.limits.sketch_p90)[:, None]
+            size = 3 * np.array(case.limits.sketch_p90)[:, None]
             return replace(run, sketch=(sketch + size * noise).astype(np.float32))
 
         return {"a norm one per cent short": case.with_prompts(shorten), "noise": case.with_prompts(shake)}

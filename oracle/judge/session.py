@@ -65,6 +65,7 @@ class Recorded:
         run, perfect: the subject's run and the perfect subject's.
         controlled: both came through the same dumper.
         planted: how the faults planted in the subject's device were caught.
+        replayed: `run` was stored: judged to the same document whatever is installed beside the oracle.
     """
 
     golden: Golden
@@ -73,6 +74,7 @@ class Recorded:
     perfect: Run
     controlled: bool
     planted: tuple[tuple[PromptOutcome, str], ...]
+    replayed: bool = False
 
 
 def run_session(options: SessionOptions, progress: Progress | None = None) -> Report:
@@ -96,6 +98,7 @@ def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool
         selected=selected,
         device=device_controls(recorded.planted),
         controlled=recorded.controlled,
+        texts=not recorded.replayed,
         partial=partial,
     )
 
@@ -131,9 +134,10 @@ def open_session(options: SessionOptions) -> Opened:
 def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) -> None:
     """What of the golden only the checkpoint can tell: ids, shapes, its texts' tokenizer, its chats' template."""
     config = checkpoint.config
-    if tokenizer_available() and any(prompt.text is not None for prompt in golden.prompts):
+    texts = options.replay is None
+    if texts and tokenizer_available() and any(prompt.text is not None for prompt in golden.prompts):
         open_tokenizer(checkpoint.folder)  # a missing file is an error, never a text that was not compared
-    if transformers_available() and any(prompt.messages is not None for prompt in golden.document.recipe.prompts):
+    if texts and transformers_available() and any(prompt.messages is not None for prompt in golden.document.recipe.prompts):
         require_chat_template(checkpoint.folder)
     for prompt in golden.prompts:
         ids = max(int(prompt.top_ids.max()), *prompt.prompt_ids, *prompt.generated)
@@ -162,7 +166,7 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     run = stored if stored is not None else _to_run(golden, own)
     perfect = opened.control or _to_run(golden, rest[len(plant_jobs) :])
     controlled = stored is None or opened.control is not None
-    return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted)
+    return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted, stored is not None)
 
 
 def _numeric_class(options: SessionOptions) -> str:
@@ -181,7 +185,7 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     planted = [
         (PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name), expected)
         for plant, expected in sorted(factory.plants.items())
-        if expected == "gate:slots" or expected.startswith("device-fault:")
+        if expected in ("gate:slots", "gate:staging") or expected.startswith("device-fault:")
     ]
     return own, planted
 
@@ -191,12 +195,14 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     by_name = {outcome.job.prompt: outcome for outcome in outcomes}
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
+    residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     return Run(
         identity=ordered[0].identity,
         golden_digest=golden.digest,
         prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
         slots=reduce(add, slots) if slots else None,
+        residents=reduce(add, residents) if residents else None,
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),
     )

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from oracle.judge.gate import Case, Finding, Judgement
-from oracle.subjects.run import SlotEvidence, use_table
+from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
+from oracle.subjects.run import Run, SlotEvidence, use_table
 
 PASSES = 2
 """A prompt is walked twice: teacher-forced and free."""
@@ -30,10 +30,13 @@ class SlotsGate:
     blind_to = "compute over bytes other than those read back"
     needs_alignment = False
 
+    def holds(self, run: Run) -> bool:
+        return run.slots is not None
+
     def judge(self, case: Case) -> Judgement:
         seen = case.run.slots
         if seen is None:
-            return Judgement(0, (Finding("the run holds no evidence of fills", verdict="incomplete"),))
+            return not_held("evidence of fills")
         findings = [Finding(violation) for violation in seen.violations]
         stats = case.run.stats
         counts = [
@@ -42,8 +45,12 @@ class SlotsGate:
             ("verified bytes", stats.get("verified_bytes"), seen.verified_bytes),
             ("bytes compared with the checkpoint", seen.checkpoint_bytes, seen.verified_bytes),
         ]
-        if not case.run.faults:  # a prompt that ended early has fewer uses than positions
-            counts.append(("uses", seen.uses, PASSES * sum(p.expert_ids.size for p, _ in case.answered())))
+        if not shows(case.run, "expert_ids"):
+            findings.append(Finding("the run does not show which experts it used", verdict="incomplete"))
+        elif not case.run.faults:  # a prompt that ended early has fewer uses than positions
+            counts.append(
+                ("uses", seen.uses, PASSES * sum(p.expert_ids.size for _, p in case.answered() if p.expert_ids is not None))
+            )
             if seen.expert_uses != (expected := expected_uses(case)):
                 wrong = sorted(set(seen.expert_uses) ^ set(expected))
                 where = f"layer {wrong[0][0]} expert {wrong[0][1]}"
@@ -78,6 +85,8 @@ def expected_uses(case: Case) -> tuple[tuple[int, int, int], ...]:
     used: Counter[tuple[int, int]] = Counter()
     for _, run in case.answered():
         for ids in (run.expert_ids, run.free_expert_ids):
+            if ids is None:
+                continue
             for layer in range(ids.shape[1]):
                 experts, times = np.unique(ids[:, layer], return_counts=True)
                 used.update({(layer, int(expert)): int(n) for expert, n in zip(experts, times, strict=True)})

@@ -10,10 +10,12 @@ from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.format import Golden
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
+from oracle.judge.facts import SessionFacts
 from oracle.judge.flip_record import FlipRecord, flip_records, signature
-from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
+from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id, holds_evidence
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.judge.resident_controls import resident_controls
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
@@ -42,6 +44,9 @@ class Report:
     Attributes:
         verdict: `fail` over `incomplete` over `pass`.
         partial: the set of gates was narrowed by the user.
+        ledger: an entry for every gate, also for those that did not run, with the reason.
+        facts: what the session ran on and how far it came.
+        aligned: the run was fed what the golden was; if not, no flip was looked for.
     """
 
     verdict: Verdict
@@ -52,6 +57,8 @@ class Report:
     flips: tuple[FlipRecord, ...]
     flip_signature: str
     ledger: tuple[LedgerEntry, ...]
+    facts: SessionFacts
+    aligned: bool
 
     @property
     def exit_code(self) -> int:
@@ -82,6 +89,7 @@ class Report:
             "flips": [flip.model_dump(mode="json") for flip in self.flips],
             "flip_signature": self.flip_signature,
             "ledger": [asdict(entry) for entry in self.ledger],
+            "session": self.facts.to_json(),
         }
 
 
@@ -108,6 +116,7 @@ def judge_session(
     device: Sequence[ControlResult] = (),
     partial: bool = False,
     controlled: bool = True,
+    texts: bool = True,
 ) -> Report:
     """Judge a run by the selected gates, each with its controls, and draw up the ledger.
 
@@ -117,22 +126,25 @@ def judge_session(
         device: results of faults planted in the subject's own device.
         partial: whether `selected` was narrowed by the user.
         controlled: whether `perfect` came through the same dumper as `run`; if not, the verdict is never green.
+        texts: as in `Case`.
     """
     calibration = require_class(golden, run.identity.numeric_class)
-    case = Case(golden, run, checkpoint, calibration)
-    control_case = Case(golden, perfect, checkpoint, calibration)
+    case = Case(golden, run, checkpoint, calibration, texts)
+    control_case = Case(golden, perfect, checkpoint, calibration, texts)
     aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
     declared = run.identity.required_gates
     required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
-    results, entries = [], []
+    facts = SessionFacts.of(golden, run)
+    results, entries, narrowed = [], [], []
     for gate in GATES:
         if gate.name not in selected:
+            narrowed.append(LedgerEntry(gate.name, gate.name in declared, False, 0, "not applicable", (), "narrowed by --only"))
             continue
         result = _judge_gate(gate, case, control_case, aligned, tuple(device))
         results.append(result)
         entries.append(_entry(result, gate.name in required))
     # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
-    results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, controlled))
+    results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, facts, controlled))
     entries.append(_entry(results[-1], required=True))
     flips = flip_records(case) if aligned else ()
     return Report(
@@ -143,17 +155,21 @@ def judge_session(
         gates=tuple(results),
         flips=flips,
         flip_signature=signature(golden.digest, flips),
-        ledger=tuple(entries),
+        ledger=tuple(sorted((*entries, *narrowed), key=lambda entry: GATE_NAMES.index(entry.gate))),
+        facts=facts,
+        aligned=aligned,
     )
 
 
 def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
-    # Evidence that a run holds is judged, declared or not: only slots can be absent.
-    if gate.name == "slots" and case.run.slots is None and gate.name not in case.run.identity.required_gates:
+    # Evidence that a run holds is judged, declared or not.
+    if not holds_evidence(gate, case.run) and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
     controls = gate_controls(gate, control_case)
     if gate.name == "slots":
-        controls = (*controls, *auditor_controls(case.checkpoint), *device)
+        controls = (*controls, *auditor_controls(case.checkpoint), *(c for c in device if c.expected != "gate:staging"))
+    if gate.name == "staging":
+        controls = (*controls, *resident_controls(case.checkpoint), *(c for c in device if c.expected == "gate:staging"))
     if gate.needs_alignment and not aligned:
         judgement = Judgement(0, (Finding("not compared: the run is not aligned with the golden", verdict="incomplete"),))
     else:
@@ -170,13 +186,15 @@ def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, devic
     )
 
 
-def _judge_ledger(entries: list[LedgerEntry], required: list[str], run: Run, controlled: bool) -> GateResult:
+def _judge_ledger(
+    entries: list[LedgerEntry], required: list[str], run: Run, facts: SessionFacts, controlled: bool
+) -> GateResult:
     identity = gate_id(LEDGER, DEFINITION)
     if not entries:
         finding = Finding("no gate was selected that the ledger could look at", verdict="incomplete")
         return GateResult(identity, LEDGER, "incomplete", 0, (finding,), (), {}, BLIND_TO)
-    judgement = judge_ledger(entries, required, run.identity.device)
-    controls = ledger_controls(entries, required, run.identity.device)
+    judgement = judge_ledger(entries, required, facts)
+    controls = ledger_controls(entries, required, facts)
     undeclared = [name for name in REQUIRED_OF_ALL if name not in run.identity.required_gates]
     findings = judgement.findings + tuple(
         Finding(f"the subject does not declare gate {name}, which every subject must answer", verdict="incomplete")
@@ -195,7 +213,9 @@ def _judge_ledger(entries: list[LedgerEntry], required: list[str], run: Run, con
 
 def _entry(result: GateResult, required: bool) -> LedgerEntry:
     ran = result.verdict != "not applicable"
-    reason = "" if ran else "the subject does not declare it"
+    reason = "" if ran else "the subject does not declare it, and its evidence is not in the run"
+    if ran and result.compared <= 0:
+        reason = result.findings[0].headline if result.findings else "there was nothing to compare"
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
 
 

@@ -32,11 +32,29 @@ def print_report(console: Console, report: Report) -> None:
             )
         if (more := len(gate.findings) - _MOST_FINDINGS) > 0:
             console.print(Text(f"{gate.name}: and {more} more findings; --json FILE has them all"))
+    for line in ledger_lines(report):
+        console.print(Text(line), soft_wrap=True)
     if report.flips:
         console.print(_flip_table(report.flips))
+        for flip in _largest(report.flips):
+            console.print(Text(f"{flip.prompt}[{flip.position}] {flip.explanation}"), soft_wrap=True)
     console.print(Text(f"flips: {len(report.flips)}, signature {report.flip_signature}"), soft_wrap=True)
     headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
     console.print(Text(headline, style=_STYLE[report.verdict]))
+
+
+def ledger_lines(report: Report) -> list[str]:
+    """What of the ledger the table does not show: how much was answered, and which gate did not run and why."""
+    facts = report.facts
+    (prompts, all_prompts), (positions, all_positions) = facts.prompts, facts.positions
+    answered = f"answered {prompts:,} of {all_prompts:,} prompts, {positions:,} of {all_positions:,} positions"
+    faults = f", {len(facts.faults)} ended by a device fault" if facts.faults else ""
+    libraries = f", {len(facts.libraries)} native libraries" if facts.libraries else ""
+    return [f"ledger: {answered}{faults}{libraries}"] + [
+        f"ledger: {entry.gate} did not run: {entry.reason}" if not entry.ran else f"ledger: {entry.gate}: {entry.reason}"
+        for entry in report.ledger
+        if entry.reason
+    ]
 
 
 def _gate_table(report: Report) -> Table:
@@ -71,7 +89,7 @@ def _flip_table(flips: tuple[FlipRecord, ...]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in ("where", "expected", "got", "regret", "margin", "sets differ", "sketch off", "class"):
         table.add_column(name, no_wrap=True)
-    for flip in sorted(flips, key=lambda f: -f.regret)[:_MOST_FLIPS]:
+    for flip in _largest(flips):
         table.add_row(
             Text(f"{flip.prompt}[{flip.position}]"),
             str(flip.expected),
@@ -83,6 +101,10 @@ def _flip_table(flips: tuple[FlipRecord, ...]) -> Table:
             Text(flip.label, style="bold red" if flip.label == "hard" else ""),
         )
     return table
+
+
+def _largest(flips: tuple[FlipRecord, ...]) -> list[FlipRecord]:
+    return sorted(flips, key=lambda f: -f.regret)[:_MOST_FLIPS]
 
 
 def _number(value: float | int | str) -> str:

@@ -23,19 +23,28 @@ from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 @dataclass(frozen=True)
 class PassEvidence:
-    """A teacher-forced pass as arrays, before the free run is added. Shapes as in `PromptRun`; logits float32 [T, V]."""
+    """A teacher-forced pass as arrays, before the free run is added. Shapes as in `PromptRun`; logits float32 [T, V].
+
+    Attributes:
+        probes: the positions of the rows of `router_logits`.
+    """
 
     consumed: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     embedding_digest: npt.NDArray[np.uint8]
     logits: npt.NDArray[np.float32]
-    expert_ids: npt.NDArray[np.int32]
-    expert_weights: npt.NDArray[np.float32]
-    sketch: npt.NDArray[np.float32]
+    sketch: npt.NDArray[np.float32] | None = None
+    expert_ids: npt.NDArray[np.int32] | None = None
+    expert_weights: npt.NDArray[np.float32] | None = None
+    router_logits: npt.NDArray[np.float32] | None = None
+    probes: tuple[int, ...] = ()
 
 
-def drive(subject: Subject, prompt: PromptEvidence) -> PromptRun:
+def drive(subject: Subject, prompt: PromptEvidence, probes: Sequence[int] = ()) -> PromptRun:
     """Run one prompt, teacher-forced and then free.
+
+    Args:
+        probes: positions of the prompt at which the golden holds router logits; the subject's are kept there only.
 
     Raises:
         DeviceFault: the subject or its device caught a fault, or gave evidence of the wrong shape.
@@ -46,19 +55,19 @@ def drive(subject: Subject, prompt: PromptEvidence) -> PromptRun:
     subject.start()
     free_consumed: list[int] = []
     free_generated: list[int] = []
-    free_expert_ids: list[npt.NDArray[np.int32]] = []
+    free_expert_ids: list[npt.NDArray[np.int32] | None] = []
     token = prompt.prompt_ids[0]
     for index in range(len(prompt.fed)):
         step = subject.step(token)
         free_consumed.append(step.token)
-        free_expert_ids.append(np.array(step.expert_ids, dtype=np.int32))
+        free_expert_ids.append(None if step.expert_ids is None else np.array(step.expert_ids, dtype=np.int32))
         following = argmax_lowest_id(step.logits)
         if index + 1 < len(prompt.prompt_ids):
             token = prompt.prompt_ids[index + 1]
         else:
             free_generated.append(following)
             token = following
-    return record(prompt, collect(steps), free_consumed, free_generated, free_expert_ids)
+    return record(prompt, collect(steps, probes), free_consumed, free_generated, free_expert_ids)
 
 
 def _kept(step: StepEvidence) -> StepEvidence:
@@ -67,37 +76,58 @@ def _kept(step: StepEvidence) -> StepEvidence:
     return replace(step, **arrays)
 
 
-def collect(steps: Sequence[StepEvidence]) -> PassEvidence:
+def collect(steps: Sequence[StepEvidence], probes: Sequence[int] = ()) -> PassEvidence:
     """Stack the evidence of a teacher-forced pass.
 
     Raises:
-        DeviceFault: a step gave neither a residual nor a sketch, or shapes differ between steps.
+        DeviceFault: some steps gave evidence that others did not, or shapes differ between steps.
     """
-    sketches = []
     for index, step in enumerate(steps):
         if not (isinstance(step.token, Integral) and isinstance(step.position, Integral)):
             raise DeviceFault(
                 "evidence", f"step {index}: token {step.token!r} or position {step.position!r} is no whole number"
             )
-        if step.sketch is not None:
-            sketches.append(step.sketch)
-        elif step.residual is not None:
-            with np.errstate(all="ignore"):  # a subject's NaN is counted in `record`, not warned about
-                sketches.append(sketch(step.residual))
-        else:
-            raise DeviceFault("evidence", f"step {index} gave neither a residual stream nor a sketch")
+    router_logits = [steps[position].router_logits for position in probes]
     try:
         return PassEvidence(
             consumed=np.array([step.token for step in steps], dtype=np.int32),
             positions=np.array([step.position for step in steps], dtype=np.int32),
             embedding_digest=np.stack([digest_embedding(step.embedding) for step in steps]),
             logits=np.stack([step.logits for step in steps]).astype(np.float32, copy=False),
-            expert_ids=np.stack([step.expert_ids for step in steps]).astype(np.int32, copy=False),
-            expert_weights=np.stack([step.expert_weights for step in steps]).astype(np.float32, copy=False),
-            sketch=np.stack(sketches).astype(np.float32, copy=False),
+            sketch=_stacked("residual stream or sketch", [_sketch(step) for step in steps], np.float32),
+            expert_ids=_stacked("expert ids", [step.expert_ids for step in steps], np.int32),
+            expert_weights=_stacked("expert weights", [step.expert_weights for step in steps], np.float32),
+            router_logits=_stacked("router logits", router_logits, np.float32, at=probes),
+            probes=tuple(probes),
         )
     except ValueError as problem:
         raise DeviceFault("evidence", f"the steps' arrays do not have one shape: {problem}") from None
+
+
+def _sketch(step: StepEvidence) -> npt.NDArray[np.float32] | None:
+    if step.sketch is not None or step.residual is None:
+        return step.sketch
+    with np.errstate(all="ignore"):  # a subject's NaN is counted in `record`, not warned about
+        return sketch(step.residual)
+
+
+def _stacked(
+    what: str, arrays: Sequence[npt.NDArray | None], dtype: type[np.generic], at: Sequence[int] | None = None
+) -> npt.NDArray | None:
+    """The arrays of the steps `at` (all by default) as one, or None where no step gave any.
+
+    Raises:
+        DeviceFault: some steps gave one and others none (what is missing would go uncompared), or shapes differ.
+    """
+    missing = [step for step, array in zip(at or range(len(arrays)), arrays, strict=True) if array is None]
+    if len(missing) == len(arrays):
+        return None
+    if missing:
+        raise DeviceFault("evidence", f"step {missing[0]} gave no {what}, other steps did: give it at every step or at none")
+    try:
+        return np.stack([array for array in arrays if array is not None]).astype(dtype, copy=False)
+    except ValueError as problem:
+        raise DeviceFault("evidence", f"the steps' {what} do not have one shape: {problem}") from None
 
 
 def record(
@@ -105,17 +135,29 @@ def record(
     evidence: PassEvidence,
     free_consumed: Sequence[int] = (),
     free_generated: Sequence[int] = (),
-    free_expert_ids: Sequence[npt.NDArray[np.int32]] = (),
+    free_expert_ids: Sequence[npt.NDArray[np.int32] | None] = (),
 ) -> PromptRun:
-    """Reduce a pass to what is stored and judged. Non-finite numbers are counted per position and stored as 0."""
-    non_finite = np.zeros(len(evidence.consumed), dtype=np.int32)
-    finite: dict[str, npt.NDArray[np.float32]] = {}
-    for name in ("logits", "expert_weights", "sketch"):
-        values: npt.NDArray[np.float32] = getattr(evidence, name)
-        bad = ~np.isfinite(values)
-        non_finite += bad.reshape(len(values), -1).sum(axis=1).astype(np.int32)
-        finite[name] = np.where(bad, np.float32(0), values) if bad.any() else values
+    """Reduce a pass to what is stored and judged. Non-finite numbers are counted per position and stored as 0.
+
+    Raises:
+        DeviceFault: too few logits, or the free run shows experts where the teacher-forced pass does not, or the reverse.
+    """
+    positions = len(evidence.consumed)
+    counts = {name: np.zeros(positions, dtype=np.int32) for name in ("logits", "sketch", "expert_weights", "router_logits")}
+    finite: dict[str, npt.NDArray[np.float32] | None] = {}
+    for name, count in counts.items():
+        values: npt.NDArray[np.float32] | None = getattr(evidence, name)
+        if (finite_values := values) is not None and (bad := ~np.isfinite(finite_values)).any():
+            finite_values = np.where(bad, np.float32(0), finite_values)
+            rows = list(evidence.probes) if name == "router_logits" else slice(None)
+            count[rows] = bad.reshape(len(bad), -1).sum(axis=1)
+        finite[name] = finite_values
     logits = finite["logits"]
+    assert logits is not None
+    free_ids = _stacked("expert ids in the free run", free_expert_ids, np.int32)
+    if free_expert_ids and (free_ids is None) != (evidence.expert_ids is None):
+        raise DeviceFault("evidence", "one of the two passes shows expert ids and the other does not")
+    routing = evidence.expert_weights is not None or evidence.router_logits is not None
     own_ids, own_logits = top_logits(logits, prompt.top_ids.shape[1])
     if prompt.top_ids.max() >= logits.shape[1]:
         raise DeviceFault("evidence", f"logits have {logits.shape[1]} entries, the golden names id {prompt.top_ids.max()}")
@@ -128,13 +170,15 @@ def record(
         top_ids=own_ids,
         top_logits=own_logits,
         logsumexp=log_sum_exp(logits),
-        expert_ids=evidence.expert_ids,
-        expert_weights=finite["expert_weights"],
-        sketch=finite["sketch"],
-        non_finite=non_finite,
+        non_finite=sum(counts.values(), np.zeros(positions, dtype=np.int32)),
         free_consumed=np.array(free_consumed, dtype=np.int32),
         free_generated=np.array(free_generated, dtype=np.int32),
-        free_expert_ids=np.array(free_expert_ids, dtype=np.int32).reshape(-1, *evidence.expert_ids.shape[1:]),
+        sketch=finite["sketch"],
+        expert_ids=evidence.expert_ids,
+        expert_weights=finite["expert_weights"],
+        free_expert_ids=free_ids,
+        router_logits=finite["router_logits"],
+        non_finite_routing=counts["expert_weights"] + counts["router_logits"] if routing else None,
     )
 
 

@@ -39,7 +39,7 @@ class HuggingFaceSubject:
             raise CheckpointError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}") from None
         self._head = self._model.lm_head.weight.detach().float()
         self._residual: list[torch.Tensor] = []
-        self._routing: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._routing: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for layer in self._model.model.layers:
             layer.register_forward_hook(self._tap_residual)
             layer.mlp.gate.register_forward_hook(self._tap_routing)
@@ -67,9 +67,10 @@ class HuggingFaceSubject:
             position=position,
             logits=(out.last_hidden_state[0, -1].float() @ self._head.T).numpy(),
             embedding=self._embedding[token],
-            expert_ids=np.stack([ids.numpy() for ids, _ in self._routing]).astype(np.int32),
-            expert_weights=np.stack([weights.float().numpy() for _, weights in self._routing]),
+            expert_ids=np.stack([ids.numpy() for _, _, ids in self._routing]).astype(np.int32),
+            expert_weights=np.stack([weights.float().numpy() for _, weights, _ in self._routing]),
             residual=np.stack([h.float().numpy() for h in self._residual]),
+            router_logits=np.stack([logits.float().numpy() for logits, _, _ in self._routing]),
         )
 
     def stats(self) -> Mapping[str, int]:
@@ -82,8 +83,8 @@ class HuggingFaceSubject:
         self._residual.append(output[0, -1])
 
     def _tap_routing(self, _module: Any, _inputs: Any, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-        _logits, weights, ids = output
-        self._routing.append((ids[0], weights[0]))
+        logits, weights, ids = output
+        self._routing.append((logits[0], weights[0], ids[0]))
 
 
 class HuggingFaceFactory:

@@ -12,24 +12,30 @@ import numpy as np
 
 from oracle.errors import DeviceFault, SubjectError
 from oracle.golden.evidence import PromptEvidence
-from oracle.golden.format import load_golden
+from oracle.golden.format import Golden, load_golden
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import FillObserver, Float32, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
 
-HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "ledger")
+HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "ledger")
 """What a subject without device slots must answer."""
 
 
 class PerfectSubject:
     """See the header. Arms name the class whose floor judges it."""
 
-    def __init__(self, prompts: tuple[PromptEvidence, ...], checkpoint: Checkpoint, numeric_class: NumericClass) -> None:
-        self._prompts = prompts
+    def __init__(self, golden: Golden, checkpoint: Checkpoint, numeric_class: NumericClass) -> None:
+        self._prompts = golden.prompts
+        self._router_logits = {
+            (prompt.name, position): logits
+            for prompt in golden.prompts
+            for probes in [golden.probes_of(prompt.name)]
+            for position, logits in zip(probes.positions, probes.router_logits, strict=True)
+        }
         self._vocabulary = checkpoint.config.vocab_size
         self._embedding = checkpoint.raw("model.embed_tokens.weight").reshape(self._vocabulary, -1)
         self._numeric_class: NumericClass = numeric_class
         self._fed: list[int] = []
-        self._candidates = prompts
+        self._candidates = golden.prompts
 
     @property
     def identity(self) -> SubjectIdentity:
@@ -57,6 +63,7 @@ class PerfectSubject:
             expert_ids=golden.expert_ids[position],
             expert_weights=golden.expert_weights[position],
             sketch=golden.sketch[position],
+            router_logits=self._probed(position),
         )
 
     def stats(self) -> Mapping[str, int]:
@@ -64,6 +71,11 @@ class PerfectSubject:
 
     def close(self) -> None:
         pass
+
+    def _probed(self, position: int) -> Float32 | None:
+        """All router logits where the golden has them: at the probes of any prompt that begins with the ids fed."""
+        keys = ((prompt.name, position) for prompt in self._candidates)
+        return next((self._router_logits[key] for key in keys if key in self._router_logits), None)
 
     def _logits(self, golden: PromptEvidence, position: int) -> Float32:
         """The stored logits at their ids; the rest of the mass spread evenly over all others, below the stored ones."""
@@ -85,7 +97,7 @@ class PerfectFactory:
         if request.golden is None:
             raise SubjectError("the perfect subject answers from a golden; pass one with --golden DIR")
         numeric_class = self.arms[request.arm or "bf16"]
-        return PerfectSubject(load_golden(request.golden).prompts, Checkpoint.open(request.checkpoint), numeric_class)
+        return PerfectSubject(load_golden(request.golden), Checkpoint.open(request.checkpoint), numeric_class)
 
 
 FACTORY = PerfectFactory()

@@ -8,10 +8,10 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +34,44 @@ class StepEvidence:
         embedding: the embedding row it consumed, raw bytes of H little-endian bf16 values.
         expert_ids: int32 [L, k], by falling selection score, equal scores by rising id.
         expert_weights: float32 [L, k], the sigmoid weights in the same order.
-        residual: float32 [L, H], the residual stream after each layer's second addition; or None if `sketch` is given.
+        residual: float32 [L, H], the residual stream after each layer's second addition; not needed if `sketch` is given.
         sketch: float32 [L, 32], the projection of `residual` (`oracle.golden.sketch`), for subjects that hold only that.
+        router_logits: float32 [L, E], of all E experts, without the bias, as the router computed them.
+
+    Those after `embedding` are optional abilities. Each is given at every step of every prompt or at none (None); router
+    logits at least at the golden's probe positions, or nowhere. Gates that need a missing one are not applicable, or
+    incomplete where the subject declares them.
     """
 
     token: int
     position: int
     logits: Float32
     embedding: Bytes
-    expert_ids: Int32
-    expert_weights: Float32
+    expert_ids: Int32 | None = None
+    expert_weights: Float32 | None = None
     residual: Float32 | None = None
     sketch: Float32 | None = None
+    router_logits: Float32 | None = None
+
+
+@dataclass(frozen=True)
+class LibraryRecord:
+    """A native library that a subject computes with; `oracle.subjects.libraries.record_library` makes one.
+
+    Attributes:
+        name: its file name.
+        built, newest_source: when the library, and the newest file it is built from, were last modified; nanoseconds since
+            1970, UTC.
+    """
+
+    name: str
+    built: int
+    newest_source: int
+
+    @property
+    def stale(self) -> bool:
+        """A source changed after the library was built: what was judged is not what the sources say."""
+        return self.built < self.newest_source
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,7 @@ class SubjectIdentity:
         arm: the setting of its levers.
         device: kind and identity of what it ran on, for example `{"kind": "sim", "seed": "0"}`; empty for a host-only one.
         required_gates: names of the gates that must run and compare something for a green verdict.
+        libraries: native libraries it computes with; a stale one makes the ledger red.
     """
 
     name: str
@@ -65,6 +92,7 @@ class SubjectIdentity:
     arm: str
     required_gates: tuple[str, ...]
     device: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[LibraryRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +161,35 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class ResidentImage:
+    """One resident tensor of the checkpoint, as the device holds it now.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        dtype: what the device holds it in, as safetensors spells it: the checkpoint's own (`BF16`, `F8_E4M3`, `F32`), or
+            `F32` where the checkpoint has `BF16`: bf16 widens to fp32 exactly.
+        data: uint8 [bytes], row-major and little-endian, without tile padding. Read from the device just now, into host
+            memory of its own: never the host's copy from which it was staged, and no map of a file.
+    """
+
+    name: str
+    dtype: str
+    data: Bytes
+
+
+@runtime_checkable
+class ShowsResidents(Protocol):
+    """Ability of a subject whose device holds the checkpoint's tensors; gate `staging` compares them."""
+
+    def residents(self) -> Iterable[ResidentImage]:
+        """Read back every tensor of the checkpoint except the routed experts', each once, in any order.
+
+        Called after the last step of each prompt, so that a byte that changed while the subject ran shows too.
+        """
         ...
 
 

@@ -43,6 +43,7 @@ class ReferenceSubject:
             expert_ids=forward.expert_ids[0].numpy().astype(np.int32),
             expert_weights=forward.expert_weights[0].numpy().astype(np.float32),
             residual=forward.residual[0].numpy().astype(np.float32),
+            router_logits=forward.router_logits[0].numpy().astype(np.float32),
         )
 
     def stats(self) -> Mapping[str, int]:

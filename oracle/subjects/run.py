@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from oracle.errors import RunError
-from oracle.serialization import Sealed, digest, new_folder, pack_arrays, parse_json, read_bytes, unpack_arrays
+from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
+from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import SubjectIdentity
 
-RUN_SCHEMA = "kolibri-run/1"
+RUN_SCHEMA = "kolibri-run/2"
 CONTROL_FOLDER = "control"
 EMBEDDING_DIGEST_BYTES = 16
 _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
@@ -26,6 +27,8 @@ _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
 class PromptRun:
     """A subject's teacher-forced pass and free run over one prompt. T positions fed, n stored logits, L layers, k experts.
 
+    What a subject does not show is None, and absent from a stored run: never zeros in its place.
+
     Attributes:
         consumed, positions: int32 [T], the ids and positions the subject says it computed.
         embedding_digest: uint8 [T, 16], of the raw embedding row it consumed.
@@ -33,12 +36,14 @@ class PromptRun:
         logits_at_golden: float32 [T, n], its logits at the golden's stored ids.
         top_ids, top_logits: int32 and float32 [T, n], its own largest.
         logsumexp: float64 [T].
-        expert_ids, expert_weights: int32 and float32 [T, L, k].
-        sketch: float32 [T, L, 32].
         non_finite: int32 [T], how many NaN or infinite numbers the step showed (they are stored as 0).
         free_consumed: int32 [T], the ids it consumed in the free run.
         free_generated: int32 [G], the chain it generated.
-        free_expert_ids: int32 [T, L, k], of the free run.
+        sketch: float32 [T, L, 32].
+        expert_ids, expert_weights: int32 and float32 [T, L, k].
+        free_expert_ids: int32 [T, L, k], of the free run; there if and only if `expert_ids` is.
+        router_logits: float32 [N, L, E], at the golden's N probe positions of the prompt, without the bias.
+        non_finite_routing: int32 [T], how many of `non_finite` were weights or router logits; there if either is.
     """
 
     consumed: npt.NDArray[np.int32]
@@ -49,19 +54,28 @@ class PromptRun:
     top_ids: npt.NDArray[np.int32]
     top_logits: npt.NDArray[np.float32]
     logsumexp: npt.NDArray[np.float64]
-    expert_ids: npt.NDArray[np.int32]
-    expert_weights: npt.NDArray[np.float32]
-    sketch: npt.NDArray[np.float32]
     non_finite: npt.NDArray[np.int32]
     free_consumed: npt.NDArray[np.int32]
     free_generated: npt.NDArray[np.int32]
-    free_expert_ids: npt.NDArray[np.int32]
+    sketch: npt.NDArray[np.float32] | None = None
+    expert_ids: npt.NDArray[np.int32] | None = None
+    expert_weights: npt.NDArray[np.float32] | None = None
+    free_expert_ids: npt.NDArray[np.int32] | None = None
+    router_logits: npt.NDArray[np.float32] | None = None
+    non_finite_routing: npt.NDArray[np.int32] | None = None
 
+    @property
+    def held(self) -> frozenset[str]:
+        """Names of the arrays that are there."""
+        return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+
+REQUIRED_ARRAYS = frozenset(f.name for f in fields(PromptRun) if f.default is MISSING)
 
 _DTYPES = {
     **dict.fromkeys(("consumed", "positions", "argmax", "top_ids", "expert_ids", "non_finite"), "int32"),
-    **dict.fromkeys(("free_consumed", "free_generated", "free_expert_ids"), "int32"),
-    **dict.fromkeys(("logits_at_golden", "top_logits", "expert_weights", "sketch"), "float32"),
+    **dict.fromkeys(("free_consumed", "free_generated", "free_expert_ids", "non_finite_routing"), "int32"),
+    **dict.fromkeys(("logits_at_golden", "top_logits", "expert_weights", "sketch", "router_logits"), "float32"),
     "embedding_digest": "uint8",
     "logsumexp": "float64",
 }
@@ -107,6 +121,33 @@ def use_table(used: Mapping[tuple[int, int], int]) -> tuple[tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class ResidentEvidence:
+    """What the judge's auditor saw of a subject's resident operands.
+
+    Attributes:
+        readbacks: how many times all of them were read back.
+        kinds: (kind of tensor, tensors, bytes of the checkpoint) compared over all read-backs, in the order of kinds.
+        violations: each thing that was wrong, in the order seen, one sentence each.
+    """
+
+    readbacks: int = 0
+    kinds: tuple[tuple[str, int, int], ...] = ()
+    violations: tuple[str, ...] = ()
+
+    def __add__(self, other: ResidentEvidence) -> ResidentEvidence:
+        tensors: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        for kind, count, nbytes in (*self.kinds, *other.kinds):
+            tensors[kind] += count
+            size[kind] += nbytes
+        return ResidentEvidence(
+            self.readbacks + other.readbacks,
+            tuple((kind, tensors[kind], size[kind]) for kind in tensors),
+            self.violations + other.violations,
+        )
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything a subject showed on a golden: arrays per prompt, and what happened beside them.
 
@@ -116,8 +157,10 @@ class Run:
         prompts: by the golden's prompt name; prompts that were not run are absent.
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
+        residents: the same of resident operands; None for a subject that does not show them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
+        forced: the subject used the golden's expert sets and weights in place of its router's own.
     """
 
     identity: SubjectIdentity
@@ -125,21 +168,25 @@ class Run:
     prompts: Mapping[str, PromptRun]
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
+    residents: ResidentEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    forced: bool = False
 
 
 class RunDocument(Sealed):
     """The content of `run.json`."""
 
-    format: Literal["kolibri-run/1"] = Field(alias="schema")
+    format: Literal["kolibri-run/2"] = Field(alias="schema")
     identity: SubjectIdentity
     golden_digest: str
     prompts: tuple[str, ...]
     faults: Mapping[str, str]
     slots: SlotEvidence | None
+    residents: ResidentEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
+    forced: bool
     arrays_digest: str
 
 
@@ -171,9 +218,9 @@ def load_control(folder: Path) -> Run | None:
 
 def _write(run: Run, folder: Path) -> None:
     arrays = {
-        f"{index:04d}/{f.name}": getattr(prompt_run, f.name)
+        f"{index:04d}/{name}": getattr(prompt_run, name)
         for index, prompt_run in enumerate(run.prompts.values())
-        for f in fields(PromptRun)
+        for name in sorted(prompt_run.held)
     }
     packed = pack_arrays(arrays)
     document = RunDocument.model_validate(
@@ -184,8 +231,10 @@ def _write(run: Run, folder: Path) -> None:
             "prompts": tuple(run.prompts),
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
+            "residents": None if run.residents is None else asdict(run.residents),
             "stats": run.stats,
             "environment": run.environment,
+            "forced": run.forced,
             "arrays_digest": digest(packed),
         }
     )
@@ -210,10 +259,7 @@ def load_run(folder: Path) -> Run:
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: {where}: {first['msg']}; {_ADVICE}") from None
     arrays_path = folder / "run.safetensors"
-    packed = read_bytes(arrays_path, RunError, _ADVICE)
-    if digest(packed) != document.arrays_digest:
-        raise RunError(f"{arrays_path} does not have the digest that {path.name} gives; {_ADVICE}")
-    prompts = _split(document, unpack_arrays(packed, arrays_path, RunError, _ADVICE), path)
+    prompts = _split(document, open_arrays(arrays_path, RunError, _ADVICE, (document.arrays_digest, path.name)), path)
     if document.content_digest() != document.digest:
         raise RunError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
     return Run(
@@ -222,21 +268,24 @@ def load_run(folder: Path) -> Run:
         prompts=prompts,
         faults=document.faults,
         slots=document.slots,
+        residents=document.residents,
         stats=document.stats,
         environment=document.environment,
+        forced=document.forced,
     )
 
 
 def _split(document: RunDocument, arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, PromptRun]:
     names = document.prompts
-    expected = {f"{index:04d}/{f.name}" for index in range(len(names)) for f in fields(PromptRun)}
-    if differing := sorted(expected ^ arrays.keys()):
+    needed = {f"{index:04d}/{name}" for index in range(len(names)) for name in REQUIRED_ARRAYS}
+    known = {f"{index:04d}/{name}" for index in range(len(names)) for name in _DTYPES}
+    if differing := sorted((needed - arrays.keys()) | (arrays.keys() - known)):
         raise RunError(f"{path}: the arrays differ from the list of prompts, first {differing[0]!r}; {_ADVICE}")
     for name, array in arrays.items():
         dtype = _DTYPES[name.split("/")[1]]
         if array.dtype != dtype:
             raise RunError(f"{path}: array {name!r} is {array.dtype}, expected {dtype}; {_ADVICE}")
     return {
-        name: PromptRun(**{f.name: arrays[f"{index:04d}/{f.name}"] for f in fields(PromptRun)})
+        name: PromptRun(**{f.name: arrays.get(f"{index:04d}/{f.name}") for f in fields(PromptRun)})  # type: ignore[arg-type]
         for index, name in enumerate(names)
     }

@@ -105,7 +105,7 @@ def judge(
         auditor = SlotAuditor(checkpoint)
         request = SubjectRequest(mini_checkpoint(), arm=arm, plant=plant)
         subject = wrap(subject_factory("tt").open(request, auditor))
-        runs[prompt.name] = drive(subject, prompt)
+        runs[prompt.name] = drive(subject, prompt, golden.probes_of(prompt.name).positions)
         slots += auditor.evidence()
         stats = {name: count + subject.stats()[name] for name, count in stats.items()}
         identity = subject.identity

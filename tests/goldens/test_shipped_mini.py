@@ -141,3 +141,4 @@ def test_every_floor_arm_passes_what_the_others_allow(golden):
     for calibration in golden.document.classes.values():
         assert len(calibration.held_out) >= 3
         assert all(entry.passed and entry.worst_ratio < 1 for entry in calibration.held_out)
+        assert max(entry.worst_prompt_ratio for entry in calibration.held_out) < 0.8

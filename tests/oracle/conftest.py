@@ -13,7 +13,7 @@ import pytest
 
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.compare import Comparison, compare, concatenate
-from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
+from oracle.golden.evidence import PromptEvidence, PromptProbes, log_sum_exp, top_logits
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble, write_golden
 from oracle.golden.recipe import PromptSpec, Recipe
@@ -104,11 +104,12 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         router_logits=rng.normal(size=(3, 3, 8)).astype(np.float32),
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
+    probed = (PromptProbes((4, 17), probes.router_logits[:2]), PromptProbes((2,), probes.router_logits[2:]))
     return assemble(
         recipe=recipe,
         checkpoint_digest=checkpoint.digest(),
         prompts=prompts,
-        classes={"fp32": invent_class("fp32", prompts, 1e-7), "bf16": invent_class("bf16", prompts, 1e-4)},
+        classes={"fp32": invent_class("fp32", prompts, probed, 1e-7), "bf16": invent_class("bf16", prompts, probed, 1e-4)},
         sensitivity=measure({p.name: (p.prompt_ids, p.generated) for p in prompts}),
         probe_prompt="first",
         probes=probes,
@@ -136,16 +137,21 @@ def invent_evidence(spec: PromptSpec, rng: np.random.Generator) -> PromptEvidenc
     )
 
 
-def invent_class(name: Any, prompts: tuple[PromptEvidence, ...], noise: float) -> ClassCalibration:
+def invent_class(
+    name: Any, prompts: tuple[PromptEvidence, ...], probed: tuple[PromptProbes, ...], noise: float
+) -> ClassCalibration:
     """A calibration on four arms that differ from the prompts by relative noise."""
-    arms: dict[str, Comparison] = {}
+    arms: dict[str, dict[str, Comparison]] = {}
     for seed, arm in enumerate(("a", "b", "c", "d")):
         rng = np.random.default_rng([99, seed])
-        arms[arm] = concatenate(compare(p, perturb(p, rng, noise)) for p in prompts)
+        pairs = zip(prompts, probed, strict=True)
+        arms[arm] = {p.name: compare(p, perturb(p, rng, noise, probes), probes) for p, probes in pairs}
     return calibrate(name, arms)
 
 
-def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float) -> PromptRun:
+def perturb(
+    prompt: PromptEvidence, rng: np.random.Generator, noise: float, probes: PromptProbes | None = None
+) -> PromptRun:
     """A run that answers `prompt` with all numbers off by relative `noise`; ids, positions and experts are exact."""
     others = TINY["vocab_size"] - prompt.top_ids.shape[1]
     rest = 1.0 - np.exp(prompt.top_logits - prompt.logsumexp[:, None]).sum(axis=1)
@@ -161,8 +167,10 @@ def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float) -> P
         positions=np.arange(len(prompt.fed), dtype=np.int32),
         embedding_digest=np.stack([digest_embedding(np.zeros(2, dtype=np.uint8)) for _ in prompt.fed]),
         logits=off(logits),
-        expert_ids=prompt.expert_ids,
-        expert_weights=prompt.expert_weights,
         sketch=off(prompt.sketch),
+        expert_ids=prompt.expert_ids,
+        expert_weights=off(prompt.expert_weights),
+        router_logits=None if probes is None else off(probes.router_logits),
+        probes=() if probes is None else probes.positions,
     )
-    return record(prompt, shown, prompt.fed, prompt.generated)
+    return record(prompt, shown, prompt.fed, prompt.generated, list(prompt.expert_ids))

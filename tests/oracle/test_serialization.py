@@ -1,4 +1,4 @@
-"""One canonical JSON, arrays without metadata, and files that are whole or absent, even when the process is killed."""
+"""One canonical JSON, and files that are whole or absent, even when the process is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +21,8 @@ from oracle.serialization import (
     check_writable,
     digest,
     new_folder,
-    pack_arrays,
     parse_json,
     read_bytes,
-    unpack_arrays,
     write_file,
 )
 
@@ -64,9 +61,6 @@ def test_canonical_json_is_pinned_to_the_byte() -> None:
 def test_nan_and_infinity_are_refused_at_write(bad: float) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical_json({"a": [bad]})
-    for dtype in (np.float32, np.float64):
-        with pytest.raises(ValueError, match="'x' holds NaN or infinity"):
-            pack_arrays({"x": np.array([0, bad], dtype=dtype)})
 
 
 @pytest.mark.parametrize("bad", ["NaN", "Infinity", "-Infinity"])
@@ -75,43 +69,10 @@ def test_nan_and_infinity_are_refused_at_load(bad: str) -> None:
         parse_json(f'{{"a": {bad}}}'.encode(), Path("f"), GoldenError, ADVICE)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_in_an_array_is_refused_at_load(bad: float) -> None:
-    data = bytearray(pack_arrays({"x": np.zeros(2, np.float32)}))
-    data[-4:] = np.array(bad, "<f4").tobytes()
-    with pytest.raises(GoldenError, match=f"f: array 'x' holds NaN or infinity; {ADVICE}"):
-        unpack_arrays(bytes(data), Path("f"), GoldenError, ADVICE)
-
-
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 200_000], ids=lambda data: repr(data[:4]))
 def test_bytes_that_are_no_json_object_are_refused(data: bytes) -> None:
     with pytest.raises(GoldenError, match=f"f is damaged.*{ADVICE}"):
         parse_json(data, Path("f"), GoldenError, ADVICE)
-
-
-def test_packed_arrays_are_the_same_bytes_whatever_their_order_and_strides() -> None:
-    a, b = np.arange(6, dtype=np.int32).reshape(2, 3), np.ones(3, np.float64)
-    data = pack_arrays({"a": a, "b": b})
-    assert data == pack_arrays({"b": b, "a": a})
-    assert data == pack_arrays({"a": np.asfortranarray(a), "b": np.ones(6)[::2]})
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert header.keys() == {"a", "b"}
-
-
-def test_packed_arrays_read_back() -> None:
-    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.array([0.1, -2.0]), "c": np.zeros((0, 4), np.float32)}
-    read = unpack_arrays(pack_arrays(arrays), Path("f"), GoldenError, ADVICE)
-    assert read.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert read[name].dtype == array.dtype
-        assert np.array_equal(read[name], array)
-
-
-@given(st.integers(0, 200))
-def test_arrays_cut_short_are_refused(length: int) -> None:
-    data = pack_arrays({"a": np.arange(40, dtype=np.int32)})
-    with pytest.raises(GoldenError, match=f"f is damaged.*{ADVICE}"):
-        unpack_arrays(data[: min(length, len(data) - 1)], Path("f"), GoldenError, ADVICE)
 
 
 def test_a_file_that_is_missing_empty_or_a_pointer_is_an_error_with_advice(tmp_path: Path) -> None:

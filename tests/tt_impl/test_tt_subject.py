@@ -25,7 +25,10 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     subject = FACTORY.open(SubjectRequest(tiny_folder))
     identity = subject.identity
     assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
-    assert identity.required_gates == ("golden", "alignment", "chain", "flips", "logits", "residual", "slots", "ledger")
+    assert identity.required_gates == (
+        *("golden", "alignment", "chain", "flips", "logits", "residual", "routing"),
+        *("staging", "slots", "ledger"),
+    )
     assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
 
 
@@ -35,7 +38,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
         ({"arm": "fast"}, "no arm 'fast'; its arms are bf16, exact"),
         ({"device": "gpu"}, "no device 'gpu'; its devices are sim"),
         ({"device": "ttnn"}, "device 'ttnn' is not available in this version"),
-        ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, norm-swap, window-short"),
+        ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, resident-byte, "),
     ],
 )
 def test_what_it_does_not_have_is_refused_in_one_line(tiny_folder: Path, wrong: dict[str, str], message: str) -> None:
@@ -110,4 +113,5 @@ def test_a_short_window_shows_in_the_logits_once_the_window_is_full(
 
 
 def test_every_plant_is_tried_here() -> None:
-    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short"}
+    elsewhere = {"resident-byte", "norm-byte-late"}  # test_residents.py
+    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere}

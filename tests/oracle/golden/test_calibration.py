@@ -139,7 +139,16 @@ def test_bands_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
 
 
 def test_a_multiple_of_limits_beyond_the_declared_one_is_refused() -> None:
-    floor = Statistics(kl=(0.1, 0.2), sketch_median=(0.1,), sketch_p90=(0.2,), sketch_slope=0.1)
+    floor = Statistics(
+        kl=(0.1, 0.2),
+        sketch_median=(0.1,),
+        sketch_p90=(0.2,),
+        sketch_slope=0.1,
+        sets_differ=0.01,
+        weight_median=(0.1,),
+        weight_p90=(0.2,),
+        router_logit=(0.1, 0.2),
+    )
     assert Limits(floor=floor, multiple=LIMIT_MULTIPLE).kl == (LIMIT_MULTIPLE * 0.1, LIMIT_MULTIPLE * 0.2)
     for multiple in (LIMIT_MULTIPLE + 0.001, 0.9, float("inf")):
         with pytest.raises(ValidationError):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.golden.compare import OUTSIDE, Comparison, compare, concatenate
+from oracle.golden.compare import NOT_COMPARED, OUTSIDE, Comparison, compare, concatenate
 from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
 from oracle.golden.format import Golden
 from oracle.subjects.run import PromptRun
@@ -87,13 +87,10 @@ def shown(golden: PromptEvidence, logits: np.ndarray) -> PromptRun:
         top_ids=ids,
         top_logits=values,
         logsumexp=log_sum_exp(logits),
-        expert_ids=golden.expert_ids,
-        expert_weights=golden.expert_weights,
-        sketch=golden.sketch,
         non_finite=zeros,
         free_consumed=zeros,
         free_generated=zeros,
-        free_expert_ids=golden.expert_ids,
+        sketch=golden.sketch,
     )
 
 
@@ -206,7 +203,58 @@ def test_a_norm_one_percent_short_has_a_slope_of_minus_one_percent(prompt: Promp
     assert np.allclose(result.sketch_distance, [0, 0.01, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["logits_at_golden", "sketch", "expert_ids", "argmax", "logsumexp"])
+def test_weights_are_matched_by_expert_and_not_by_place(prompt: PromptEvidence, same: PromptRun) -> None:
+    reversed_order = replace(
+        same, expert_ids=prompt.expert_ids[:, :, ::-1].copy(), expert_weights=prompt.expert_weights[:, :, ::-1].copy()
+    )
+    assert not compare(prompt, reversed_order).weight_error.any()
+    swapped = compare(prompt, replace(reversed_order, expert_weights=prompt.expert_weights)).weight_error
+    assert np.allclose(swapped, np.abs(prompt.expert_weights[..., 0] - prompt.expert_weights[..., 2]), atol=1e-7)
+
+
+def test_weights_and_router_logits_are_compared_up_to_the_first_differing_set(
+    tiny_golden: tuple[Golden, bytes], perturbed_run: Perturb
+) -> None:
+    """At that layer the router still saw the golden's stream, up to noise; below it another one."""
+    prompt = tiny_golden[0].prompts[0]
+    probes = tiny_golden[0].probes_of(prompt.name)
+    run = perturbed_run(prompt, np.random.default_rng(0), 0.0, probes)
+    experts, weights, logits = prompt.expert_ids.copy(), prompt.expert_weights + 0.125, probes.router_logits.copy()
+    experts[4, 1, 0] = next(e for e in range(8) if e not in prompt.expert_ids[4, 1])
+    logits[:, :, 3] += 0.5
+    result = compare(prompt, replace(run, expert_ids=experts, expert_weights=weights, router_logits=logits), probes)
+    assert np.argwhere(result.set_differs).tolist() == [[4, 1]]
+    assert result.weight_error[4] == pytest.approx([0.125, NOT_COMPARED, NOT_COMPARED])
+    assert result.weight_error[5] == pytest.approx([0.125] * 3)
+    expected = 0.5 / np.abs(probes.router_logits).max(axis=2)
+    assert result.router_logit_error[0] == pytest.approx([*expected[0, :2], NOT_COMPARED])
+    assert result.router_logit_error[1] == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("gone", "measures"),
+    [
+        (("expert_ids", "expert_weights"), {"weight_error"}),
+        (("expert_weights",), {"weight_error"}),
+        (("router_logits",), {"router_logit_error"}),
+        (("sketch",), {"sketch_distance", "sketch_dot", "sketch_square"}),
+    ],
+)
+def test_what_a_run_does_not_show_is_not_measured_and_no_flip_is_excused_by_it(
+    tiny_golden: tuple[Golden, bytes], perturbed_run: Perturb, gone: tuple[str, ...], measures: set[str]
+) -> None:
+    parts = []
+    for prompt in tiny_golden[0].prompts:
+        probes = tiny_golden[0].probes_of(prompt.name)
+        run = perturbed_run(prompt, np.random.default_rng(0), 1e-3, probes)
+        parts.append(compare(prompt, replace(run, **dict.fromkeys(gone)), probes))
+    for result in (*parts, concatenate(parts)):
+        assert {f.name for f in fields(Comparison) if getattr(result, f.name) is None} == measures
+        assert result.sets_agree.all()
+        assert not result.set_differs.any()
+
+
+@pytest.mark.parametrize("name", ["logits_at_golden", "sketch", "expert_ids", "expert_weights", "argmax", "logsumexp"])
 @pytest.mark.parametrize("cut", ["one position", "one position too few"])
 def test_nothing_is_broadcast(prompt: PromptEvidence, same: PromptRun, name: str, cut: str) -> None:
     array = getattr(same, name)
@@ -216,7 +264,8 @@ def test_nothing_is_broadcast(prompt: PromptEvidence, same: PromptRun, name: str
 
 def test_comparisons_join_along_the_positions(tiny_golden: tuple[Golden, bytes], perturbed_run: Perturb) -> None:
     rng = np.random.default_rng(1)
-    parts = [compare(p, perturbed_run(p, rng, 0.01)) for p in tiny_golden[0].prompts]
+    pairs = [(p, tiny_golden[0].probes_of(p.name)) for p in tiny_golden[0].prompts]
+    parts = [compare(p, perturbed_run(p, rng, 0.01, probes), probes) for p, probes in pairs]
     joined = concatenate(iter(parts))
     for field in fields(Comparison):
         first, second = (getattr(part, field.name) for part in parts)

@@ -62,6 +62,7 @@ def test_the_edges_of_the_bands(values: dict[str, Any], expected: str) -> None:
 @given(flips)
 def test_an_exact_tie_is_never_hard(flip: dict[str, Any]) -> None:
     assert kind(flip, NARROW, regret=0.0) != "hard"
+    assert kind(flip, NARROW, sets_agree=False, set_gap=0.0) == "router-near-tie"
 
 
 @given(flips)
@@ -91,7 +92,7 @@ def test_one_ulp_at_the_logits_size_is_always_within_the_band(dtype: str, expone
     step = 2.0 ** (exponent - {"float32": 23, "bfloat16": 7}[dtype])
     last_of_binade = 2.0 ** (exponent + 1) - step
     for top in (2.0**exponent, -(2.0**exponent), last_of_binade):
-        flip = {"top": top, "logit_dtype": dtype, "sets_agree": sets_agree}
+        flip = {"top": top, "logit_dtype": dtype, "sets_agree": sets_agree, "set_gap": 0.01}
         assert kind(flip, NARROW, regret=step) != "hard"
         assert kind(flip, NARROW, regret=step * 1.001) == "hard"
 

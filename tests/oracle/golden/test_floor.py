@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from floor_arms import measured
 
 from oracle.errors import GoldenError
-from oracle.golden.calibration import BAND_MULTIPLE, LIMIT_MULTIPLE, MARGIN_EDGES, Limits, margin_bin
+from oracle.golden.calibration import BAND_MULTIPLE, LIMIT_MULTIPLE, MARGIN_EDGES, UNSEEN, Limits, margin_bin
 from oracle.golden.compare import OUTSIDE, Comparison, compare, concatenate
 from oracle.golden.floor import calibrate, statistics, worst_ratio
 from oracle.golden.format import Golden
@@ -24,7 +25,9 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
     made = {}
     for index in range(5):
         rng = np.random.default_rng([7, index])
-        noisy = concatenate(compare(p, perturbed_run(p, rng, 1e-3)) for p in tiny_golden[0].prompts)
+        golden = tiny_golden[0]
+        pairs = [(p, golden.probes_of(p.name)) for p in golden.prompts]
+        noisy = concatenate(compare(p, perturbed_run(p, rng, 1e-3, probes), probes) for p, probes in pairs)
         made[f"arm-{index}"] = flipped(noisy, {index: 0.03 + index / 1000, 10 + index: 0.04}, router={10 + index: 0.011})
     return made
 
@@ -41,7 +44,7 @@ def flipped(arm: Comparison, regrets: dict[int, float], router: dict[int, float]
 
 
 def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
-    made = calibrate("bf16", arms)
+    made = calibrate("bf16", measured(arms))
     assert made.arms == tuple(arms)
     assert made.positions == 32
     assert [entry.arm for entry in made.held_out] == list(arms)
@@ -51,7 +54,7 @@ def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
 
 
 def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arms) -> None:
-    bands = calibrate("bf16", arms).bands
+    bands = calibrate("bf16", measured(arms)).bands
     assert (bands.floor_regret, bands.regret) == (0.034, BAND_MULTIPLE * 0.034)
     assert (bands.floor_router_regret, bands.router_regret) == (0.04, BAND_MULTIPLE * 0.04)
     assert (bands.floor_router_gap, bands.router_gap) == (0.011, BAND_MULTIPLE * 0.011)
@@ -59,17 +62,20 @@ def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arm
 
 def test_a_set_that_differs_without_a_flip_widens_only_the_router_gap(arms: Arms) -> None:
     wider = arms | {"arm-0": flipped(arms["arm-0"], {}, router={20: 0.02})}
-    before, after = calibrate("bf16", arms).bands, calibrate("bf16", wider).bands
+    before, after = calibrate("bf16", measured(arms)).bands, calibrate("bf16", measured(wider)).bands
     assert after.floor_router_gap == 0.02
     assert (after.regret, after.router_regret) == (before.regret, before.router_regret)
 
 
 def test_limits_are_the_declared_multiple_of_the_largest_statistic(arms: Arms) -> None:
-    limits = calibrate("bf16", arms).limits
+    limits = calibrate("bf16", measured(arms)).limits
     each = [statistics(arm) for arm in arms.values()]
     assert limits.kl == tuple(LIMIT_MULTIPLE * max(s.kl[i] for s in each) for i in range(2))
     assert limits.sketch_p90 == tuple(LIMIT_MULTIPLE * max(s.sketch_p90[i] for s in each) for i in range(3))
     assert limits.sketch_median == tuple(LIMIT_MULTIPLE * max(s.sketch_median[i] for s in each) for i in range(3))
+    assert limits.weight_median == tuple(LIMIT_MULTIPLE * max(s.weight_median[i] for s in each) for i in range(3))
+    assert limits.router_logit == tuple(LIMIT_MULTIPLE * max(s.router_logit[i] for s in each) for i in range(2))
+    assert limits.sets_differ == LIMIT_MULTIPLE * UNSEEN / (32 * 3)
     assert limits.sketch_slope == LIMIT_MULTIPLE * max(s.sketch_slope for s in each)
 
 
@@ -79,11 +85,14 @@ def test_statistics_are_medians_p90s_and_the_largest_slope(arms: Arms) -> None:
     assert own.kl == (np.median(arm.kl), np.quantile(arm.kl, 0.9))
     assert own.sketch_median == tuple(np.median(arm.sketch_distance, axis=0))
     assert own.sketch_slope == np.abs(arm.slope()).max()
+    assert own.sets_differ == UNSEEN / (32 * 3)
+    assert own.weight_p90 == tuple(np.quantile(arm.weight_error, 0.9, axis=0))
+    assert own.router_logit == (np.median(arm.router_logit_error), arm.router_logit_error.max())
     assert worst_ratio(own, Limits(floor=own, multiple=1.0)) == 1.0
 
 
 def test_bins_count_every_position_of_every_arm_once(arms: Arms) -> None:
-    bins = calibrate("bf16", arms).bins
+    bins = calibrate("bf16", measured(arms)).bins
     margins = next(iter(arms.values())).margin
     assert bins.positions == tuple(5 * np.bincount(margin_bin(margins), minlength=len(MARGIN_EDGES)))
     assert (sum(bins.near), sum(bins.router)) == (5, 5)
@@ -92,11 +101,11 @@ def test_bins_count_every_position_of_every_arm_once(arms: Arms) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_arms_are_refused(arms: Arms, count: int) -> None:
     with pytest.raises(GoldenError, match=f"class bf16 has {count} floor arms; leave-one-out needs at least 3"):
-        calibrate("bf16", dict(list(arms.items())[:count]))
+        calibrate("bf16", measured(dict(list(arms.items())[:count])))
 
 
 def test_three_arms_are_enough(arms: Arms) -> None:
-    assert len(calibrate("bf16", dict(list(arms.items())[:3])).arms) == 3
+    assert len(calibrate("bf16", measured(dict(list(arms.items())[:3]))).arms) == 3
 
 
 def scaled(arm: Comparison, **factors: float) -> Comparison:
@@ -114,6 +123,10 @@ FAULTS: dict[str, Callable[[Comparison], Comparison]] = {
     "four times the KL": lambda arm: scaled(arm, kl=40.0),
     "a sketch further off": lambda arm: scaled(arm, sketch_distance=40.0),
     "a norm one percent off": lambda arm: scaled(arm, sketch_dot=0.99),
+    "weights further off": lambda arm: scaled(arm, weight_error=40.0),
+    "router logits further off": lambda arm: scaled(arm, router_logit_error=40.0),
+    "a set at a wide gap without a flip": lambda arm: flipped(arm, {}, router={20: 0.05}),
+    "many more differing sets": lambda arm: replace(arm, set_differs=~arm.set_differs),
 }
 
 
@@ -121,4 +134,4 @@ FAULTS: dict[str, Callable[[Comparison], Comparison]] = {
 @pytest.mark.parametrize("which", ["arm-0", "arm-4"])
 def test_an_arm_that_does_not_pass_what_the_others_allow_is_refused_by_name(arms: Arms, fault: str, which: str) -> None:
     with pytest.raises(GoldenError, match=f"class bf16: arm {which} does not pass the floor of the other arms.*add prompts"):
-        calibrate("bf16", arms | {which: FAULTS[fault](arms[which])})
+        calibrate("bf16", measured(arms | {which: FAULTS[fault](arms[which])}))

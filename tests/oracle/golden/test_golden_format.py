@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from oracle.errors import GoldenError, UsageError
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import ARRAYS_FILE, JSON_FILE, Golden, Probes, load_golden, write_golden
-from oracle.serialization import canonical_json, digest, pack_arrays, unpack_arrays
+from oracle.serialization import canonical_json, digest
+from oracle.stored_arrays import open_arrays, pack_arrays
 
 Reseal = Callable[[Path, Callable[[dict[str, Any]], Any]], None]
 Edit = Callable[[dict[str, Any]], Any]
@@ -37,7 +38,7 @@ def refusal(folder: Path) -> str:
 
 def edit_arrays(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
     path = folder / ARRAYS_FILE
-    arrays = {name: array.copy() for name, array in unpack_arrays(path.read_bytes(), path, GoldenError, "").items()}
+    arrays = {name: array.copy() for name, array in open_arrays(path, GoldenError, "").items()}
     change(arrays)
     path.write_bytes(pack_arrays(arrays))
 
@@ -156,10 +157,10 @@ def test_a_recipe_that_is_not_the_one_named_is_refused(golden_copy: Path) -> Non
     assert "the recipe does not have the digest it claims" in refusal(golden_copy)
 
 
-@pytest.mark.parametrize("schema", ["kolibri-golden/0", "kolibri-golden/2", "", None, 1])
+@pytest.mark.parametrize("schema", ["kolibri-golden/1", "kolibri-golden/3", "", None, 1])
 def test_another_schema_is_refused_by_name(golden_copy: Path, reseal: Reseal, schema: Any) -> None:
     reseal(golden_copy, lambda document: document.update(schema=schema))
-    assert f"has schema {schema!r}, this version reads 'kolibri-golden/1'" in refusal(golden_copy)
+    assert f"has schema {schema!r}, this version reads 'kolibri-golden/2'" in refusal(golden_copy)
 
 
 def test_a_resealed_golden_without_a_lie_is_accepted(golden_copy: Path, reseal: Reseal) -> None:
@@ -182,6 +183,9 @@ LIES: dict[str, Edit] = {
     "a larger multiple of limits": lambda d: bf16(d)["limits"].update(multiple=100.0),
     "a KL limit beyond the declared multiple": lambda d: bf16(d)["limits"].update(kl=[1.0, 9.0]),
     "a slope limit beyond the declared multiple": lambda d: bf16(d)["limits"].update(sketch_slope=0.5),
+    "a prompt without its own floor": lambda d: bf16(d)["prompt_floors"].pop("second"),
+    "a floor for a prompt that is not there": lambda d: bf16(d)["prompt_floors"].update(third=bf16(d)["limits"]["floor"]),
+    "a prompt's floor for fewer layers": lambda d: bf16(d)["prompt_floors"]["first"]["sketch_p90"].pop(),
     "an arm that failed": lambda d: bf16(d)["held_out"][1].update(passed=False),
     "an arm not held out": lambda d: bf16(d)["held_out"].pop(),
     "two arms": lambda d: bf16(d).update(arms=bf16(d)["arms"][:2], held_out=bf16(d)["held_out"][:2]),
@@ -330,6 +334,7 @@ ARRAY_LIES: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
     "a row too many": lambda a: a.update(logsumexp=np.append(a["logsumexp"], 0.0)),
     "a probe outside its prompt": lambda a: a["probe_positions"].__setitem__(0, 99),
     "a probe of no prompt": lambda a: a["probe_prompts"].__setitem__(0, 2),
+    "a prompt without a probe": lambda a: a["probe_prompts"].__setitem__(2, 0),
     "a negative probe": lambda a: a["probe_positions"].__setitem__(0, -1),
     "layer inputs of another prompt": lambda a: a.update(probe_layer_inputs=a["probe_layer_inputs"][:-1]),
     "fewer probes than places": lambda a: a.update(probe_hidden=a["probe_hidden"][:-1]),

@@ -16,7 +16,7 @@ from goldens import mini_checkpoint
 from oracle.errors import CheckpointError, GoldenError, UsageError
 from oracle.golden import make
 from oracle.golden.compare import Comparison
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import load_golden, write_golden
 from oracle.golden.passes import TruthPass, compare_arm, truth_pass
 from oracle.golden.recipe import PromptSpec
@@ -77,12 +77,24 @@ def test_prompt_names_that_look_like_parts_of_arm_names_change_no_number(made: M
     names = ("x", "once-x", "per-expert-x")
     specs = [spec.model_copy(update={"name": name}) for spec, name in zip(PROMPTS, names, strict=True)]
     golden, _ = make.make_golden(make.plan(checkpoint, specs))
-    assert golden.document.classes == made.golden.document.classes
+    for name, calibration in golden.document.classes.items():
+        before = made.golden.document.classes[name]
+        named = {"prompt_floors": True, "held_out": {"__all__": {"worst_prompt"}}}
+        assert calibration.model_dump(exclude=named) == before.model_dump(exclude=named)
+        assert list(calibration.prompt_floors.values()) == list(before.prompt_floors.values())
 
 
 def test_an_arm_is_compared_by_its_own_pass(made: Made, checkpoint: Checkpoint) -> None:
     prompt = made.golden.prompts[0]
-    measured = {name: compare_arm(Reference(checkpoint, ARMS[name]), prompt) for name in ("float32", "bfloat16")}
+    probes = made.golden.probes_of(prompt.name)
+    measured = {name: compare_arm(Reference(checkpoint, ARMS[name]), prompt, probes) for name in ("float32", "bfloat16")}
+    for name, bound in (("float32", 0.0), ("bfloat16", 0.1)):
+        weights, logits = measured[name].weight_error, measured[name].router_logit_error
+        assert weights is not None
+        assert logits is not None
+        assert logits.shape == (2, 3)
+        assert max(weights.max(), logits.max()) <= bound
+    assert measured["bfloat16"].weight_error.max() > 1e-4
     assert measured["float32"].kl.max() < 1e-9
     assert measured["bfloat16"].kl.max() > 1e-9
     assert len(measured["bfloat16"].kl) == len(prompt.fed)
@@ -224,8 +236,8 @@ def test_chains_that_would_hide_a_swap_are_refused(checkpoint: Checkpoint, monke
 def test_an_arm_that_does_not_pass_the_others_floor_is_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = make.compare_arm
 
-    def compare_arm(reference: Reference, prompt: PromptEvidence, tick: Any = None) -> Comparison:
-        measured = honest(reference, prompt, tick)
+    def compare_arm(reference: Reference, prompt: PromptEvidence, probes: PromptProbes, tick: Any = None) -> Comparison:
+        measured = honest(reference, prompt, probes, tick)
         if reference.arm.name != "bfloat16-kept":
             return measured
         return replace(measured, sketch_dot=measured.sketch_dot * 0.9)

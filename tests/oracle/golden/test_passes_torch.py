@@ -56,7 +56,10 @@ def test_a_pass_in_small_chunks_gives_what_one_in_large_ones_gives(
     for name in ("top_ids", "top_logits", "expert_ids", "expert_weights", "router_gap"):
         assert np.array_equal(getattr(again.evidence, name), getattr(prompt, name)), name
     assert again.probe_positions.tolist() == [len(prompt.prompt_ids) - 1, len(prompt.fed) - 1]
-    comparison = compare_arm(reference, prompt)
+    comparison = compare_arm(reference, prompt, made.golden.probes_of(prompt.name))
+    assert comparison.weight_error is not None
+    assert comparison.router_logit_error is not None
+    assert (comparison.weight_error.max(), comparison.router_logit_error.max()) == (0, 0)
     assert not comparison.flip.any()
     assert comparison.logit_error.max() == 0
 

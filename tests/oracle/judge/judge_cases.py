@@ -18,7 +18,7 @@ from oracle.judge.jobs import PromptJob, run_job
 from oracle.subjects.protocol import NumericClass, SubjectRequest
 from oracle.subjects.run import PromptRun, Run
 
-HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "ledger")
+HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "ledger")
 
 
 def mini_golden() -> Path:

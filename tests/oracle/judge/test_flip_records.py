@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flip_cases import numbers, record
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from judge_cases import answer, changed, flipped, narrowest, widest, with_bands, with_other_experts, with_prompt
@@ -21,51 +22,6 @@ from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case
 
 LABELS = ("near-tie", "router-near-tie", "hard")
-SIZES = st.floats(0, 20, allow_nan=False)
-
-
-def record(**changes: Any) -> FlipRecord:
-    """A near tie of 0.01 nats under a band of 0.02, with fields replaced."""
-    bands = {"regret": 0.02, "router_gap": 0.1, "router_regret": 0.05}
-    bands |= {"floor_regret": 0.01, "floor_router_gap": 0.05, "floor_router_regret": 0.025, "multiple": 2.0}
-    values = {
-        "prompt": "p",
-        "position": 3,
-        "expected": 5,
-        "got": 7,
-        "regret": 0.01,
-        "rank": 1,
-        "top": 12.0,
-        "golden_margin": 0.01,
-        "subject_margin": 0.02,
-        "golden_margin_ulps": 0.16,
-        "subject_margin_ulps": 0.32,
-        "set_layer": None,
-        "set_gap": 0.0,
-        "sketch_layer": None,
-        "label": "near-tie",
-        "bands": bands,
-        "logit_dtype": "float32",
-    }
-    return FlipRecord.model_validate({**values, **changes})
-
-
-@st.composite
-def numbers(draw: st.DrawFn) -> dict[str, Any]:
-    """Everything a label follows from."""
-    floors = {name: draw(SIZES) for name in ("regret", "router_gap", "router_regret")}
-    multiple = draw(st.floats(1, 2))
-    bands = {**{n: multiple * f for n, f in floors.items()}, **{f"floor_{n}": f for n, f in floors.items()}}
-    set_layer = draw(st.none() | st.integers(0, 4))
-    return {
-        "regret": draw(st.sampled_from([0.0, floors["regret"], multiple * floors["regret"]]) | SIZES),
-        "rank": draw(st.sampled_from([-1, 1, 2, 63])),
-        "top": draw(st.floats(-40, 40)),
-        "set_layer": set_layer,
-        "set_gap": 0.0 if set_layer is None else draw(SIZES),
-        "bands": {**bands, "multiple": multiple},
-        "logit_dtype": draw(st.sampled_from(["float32", "bfloat16"])),
-    }
 
 
 def label_of(n: dict[str, Any]) -> str:
@@ -75,11 +31,10 @@ def label_of(n: dict[str, Any]) -> str:
     kind = "near-tie" if n["set_layer"] is None else "router-near-tie"
     bits = {"float32": 23, "bfloat16": 7}[n["logit_dtype"]]
     size = abs(n["top"])
-    ulp = 2.0 ** (max(np.floor(np.log2(size)), -126) - bits) if size else 2.0 ** (-126 - bits)
+    step = 2.0 ** (max(np.floor(np.log2(size)), -126) - bits) if size else 2.0 ** (-126 - bits)
     band = n["bands"]["regret" if kind == "near-tie" else "router_regret"]
-    within = n["regret"] == 0 or (
-        n["regret"] <= max(band, ulp) and (kind == "near-tie" or n["set_gap"] <= n["bands"]["router_gap"])
-    )
+    exact = n["regret"] == 0 or (kind == "router-near-tie" and n["set_gap"] == 0)
+    within = exact or (n["regret"] <= max(band, step) and (kind == "near-tie" or n["set_gap"] <= n["bands"]["router_gap"]))
     return kind if within else "hard"
 
 
@@ -89,7 +44,7 @@ def test_only_the_label_that_follows_from_the_numbers_is_accepted(n: dict[str, A
         if label == label_of(n):
             assert record(**n, label=label).label == label
         else:
-            with pytest.raises(ValidationError, match="contradicts the numbers"):
+            with pytest.raises(ValidationError, match=f"label '{label}' contradicts the numbers"):
                 record(**n, label=label)
 
 
@@ -102,7 +57,20 @@ def test_a_record_survives_json_whole(n: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("label", "hard"), ("regret", 5.0), ("rank", -1), ("set_layer", 2), ("bands", {"regret": 0.0})],
+    [
+        ("label", "hard"),
+        ("explanation", "explained by a near tie: regret 0.001 nats, band 0.02"),
+        ("regret", 5.0),
+        ("regret", 0.001),
+        ("rank", -1),
+        ("rank", 0),
+        ("set_layer", 2),
+        ("sketch_layer", 2),
+        ("golden_margin", 0.001),
+        ("golden_margin_ulps", 0.5),
+        ("subject_margin_ulps", 0.5),
+        ("bands", {"regret": 0.0}),
+    ],
 )
 def test_a_stored_record_edited_in_one_field_is_refused_on_load(name: str, value: Any) -> None:
     stored = record().model_dump(mode="json")
@@ -184,7 +152,7 @@ def test_the_signature_differs_between_goldens() -> None:
 
 def test_the_signature_does_not_depend_on_what_it_does_not_cover() -> None:
     """Two machines that flip alike with other margins are the same red."""
-    other = record(regret=0.0101, subject_margin=0.5, sketch_layer=2)
+    other = record(regret=0.0101, subject_margin=0.5, sketch_layer=2, sketch_distance=0.5, sketch_limit=0.25)
     assert signature("sha256:abc", [other]) == signature("sha256:abc", [record()])
 
 

@@ -19,8 +19,9 @@ from oracle.judge.gate import Case, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
 from oracle.judge.session import SessionOptions, judge_recorded, record_session, run_session
+from oracle.judge.verdict import Report
 from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import SlotEvidence, save_run
+from oracle.subjects.run import ResidentEvidence, SlotEvidence, save_run
 
 FLIPS_ID = next(gate_id(gate.name, gate.definition) for gate in GATES if gate.name == "flips")
 OPTIONS = SessionOptions(mini_checkpoint(), mini_golden(), "perfect")
@@ -77,9 +78,18 @@ def test_a_replayed_run_gives_the_verdict_it_gave_live(tmp_path: Path, jobs: lis
     save_run(recorded.run, tmp_path / "run", control=recorded.perfect)
     jobs.clear()
     replayed = run_session(replace(OPTIONS, subject="no-such-subject", replay=tmp_path / "run"))
-    assert replayed.to_json() == live.to_json()
+    assert without_texts(replayed) == without_texts(live)
     assert live.verdict == "pass"
     assert jobs == []
+
+
+def without_texts(report: Report) -> dict[str, Any]:
+    """All but the golden's own gate: its texts are tokenized again in a live session, where the libraries are installed."""
+    document = report.to_json()
+    return document | {
+        "gates": [gate for gate in document["gates"] if not gate["id"].startswith("golden@")],
+        "ledger": [entry for entry in document["ledger"] if entry["gate"] != "golden"],
+    }
 
 
 def test_a_run_without_a_control_run_by_its_dumper_is_never_green(tmp_path: Path, case: Case) -> None:
@@ -137,9 +147,12 @@ def test_the_recorded_run_holds_the_golden_s_prompts_in_order_and_what_it_ran_on
     assert {"numpy", "python", "kolibri-oracle"} <= recorded.run.environment.keys()
 
 
-def planted(fault: DeviceFault | None, violations: tuple[str, ...] = ()) -> PromptOutcome:
+def planted(
+    fault: DeviceFault | None, violations: tuple[str, ...] = (), residents: tuple[str, ...] | None = None
+) -> PromptOutcome:
+    held = None if residents is None else ResidentEvidence(1, (), residents)
     job = PromptJob("tt", SubjectRequest(mini_checkpoint(), plant="slot-byte"), mini_golden(), "p")
-    return PromptOutcome(job, None, None, fault, SlotEvidence(violations=violations), {})  # type: ignore[arg-type]
+    return PromptOutcome(job, None, None, fault, SlotEvidence(violations=violations), {}, held)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +164,12 @@ def planted(fault: DeviceFault | None, violations: tuple[str, ...] = ()) -> Prom
         (planted(None, ("a violation",)), "device-fault:slot-verification", "gate:slots", False),
         (planted(DeviceFault("slot-verification", "x")), "gate:slots", "device-fault:slot-verification", False),
         (planted(None), "gate:slots", "not caught", False),
+        (planted(None, (), ("a byte",)), "gate:staging", None, True),
+        (planted(None, ("a violation",), ("a byte",)), "gate:staging", None, True),
+        (planted(None, ("a violation",), ("a byte",)), "gate:slots", None, True),
+        (planted(None, (), ("a byte",)), "gate:slots", "gate:staging", False),
+        (planted(None, ("a violation",), ()), "gate:staging", "gate:slots", False),
+        (planted(None, (), ()), "gate:staging", "not caught", False),
     ],
 )
 def test_a_fault_planted_in_the_device_must_be_caught_as_declared(

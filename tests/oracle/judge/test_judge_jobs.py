@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from oracle.errors import DeviceFault, SubjectError
 from oracle.subjects import perfect
-from oracle.subjects.protocol import SubjectRequest, VerifiedFill
+from oracle.subjects.protocol import ResidentImage, SubjectRequest, VerifiedFill
 
 
 class Wrapped:
@@ -67,13 +67,24 @@ class Wrapped:
             raise DeviceFault("close", "it is gone already")
 
 
+class Resident(Wrapped):
+    """It holds one tensor, which it cannot read in the arm `losing`; what it counts after its last step is not decoding."""
+
+    def residents(self):
+        if self._arm == "losing":
+            raise DeviceFault("use-after-free", "the head is gone")
+        self._steps += 1000
+        yield ResidentImage("no such tensor", "F32", None)
+
+
 class Factory:
-    arms = dict.fromkeys(("honest", "dying", "faulting", "crashing", "opening", "refusing"), "bf16")
+    arms = dict.fromkeys(("honest", "dying", "faulting", "crashing", "opening", "refusing", "showing", "losing"), "bf16")
     devices = ()
     plants = {"rust": "device-fault:rust"}
 
     def open(self, request, observer=None):
-        return Wrapped(request.arm or "honest", request, observer)
+        arm = request.arm or "honest"
+        return (Resident if arm in ("showing", "losing") else Wrapped)(arm, request, observer)
 
 
 FACTORY = Factory()
@@ -161,6 +172,24 @@ def test_a_planted_fault_takes_a_few_steps_and_gives_no_run(golden: Golden) -> N
     outcome = run_job(job(golden, arm="honest", plant="rust"))
     assert outcome.run is None
     assert outcome.stats == {"steps": min(PLANT_STEPS, len(golden.prompts[0].fed))}
+
+
+@pytest.mark.usefixtures("wrapped")
+def test_residents_are_read_back_once_after_the_last_step_and_after_the_counters(golden: Golden) -> None:
+    outcome = run_job(job(golden, arm="showing"))
+    assert outcome.residents is not None
+    assert outcome.residents.readbacks == 1
+    assert outcome.residents.violations[0] == "no such tensor: no resident tensor of the checkpoint has this name"
+    assert outcome.stats == {"steps": 2 * len(golden.prompts[0].fed)}
+    assert run_job(job(golden, arm="showing", plant="rust")).residents is not None
+    assert run_job(job(golden, arm="honest")).residents is None
+
+
+@pytest.mark.usefixtures("wrapped")
+def test_a_fault_of_the_read_back_ends_the_prompt(golden: Golden) -> None:
+    outcome = run_job(job(golden, arm="losing"))
+    assert outcome.fault is not None
+    assert (outcome.fault.kind, outcome.run, outcome.residents) == ("use-after-free", None, None)
 
 
 @pytest.mark.usefixtures("wrapped")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from judge_cases import answer, changed, headlines, widest, with_other_experts, with_prompt, with_run
 
+from oracle.golden.calibration import LIMIT_MULTIPLE
 from oracle.judge.gate import Case
 from oracle.judge.logits import FP32_TOLERANCE, LogitsGate
 from oracle.subjects.run import PromptRun
@@ -90,6 +91,20 @@ def test_a_single_bad_position_is_printed_and_not_judged(case: Case) -> None:
     judgement = GATE.judge(with_prompt(case, prompt, logits_at_golden=flat))
     assert judgement.verdict == "pass"
     assert float(judgement.measured["kl max"]) > case.calibration.limits.kl[1]
+
+
+def test_part_of_the_prompts_is_judged_by_their_own_floor(case: Case) -> None:
+    """Noise that is honest on `copying`, whose floor is wide, is none under the floor of `chat`, which is narrow."""
+    floors = case.calibration.prompt_floors
+    alone = case.with_run(prompts={"copying": case.run.prompts["copying"]})
+    rng = np.random.default_rng(5)
+    size = float(np.sqrt(floors["copying"].kl[1]))
+    noisy = with_logits(alone, lambda logits: logits + rng.normal(0, size, logits.shape))
+    narrow = case.calibration.model_copy(update={"prompt_floors": {**floors, "copying": floors["chat"]}})
+    for judged, verdict in ((noisy, "pass"), (replace(noisy, calibration=narrow), "fail")):
+        judgement = GATE.judge(judged)
+        assert judgement.verdict == verdict
+        assert judgement.measured["kl median allowed"] == LIMIT_MULTIPLE * judged.calibration.prompt_floors["copying"].kl[0]
 
 
 @pytest.mark.parametrize("off", [-0.5, 0.5])

@@ -51,6 +51,18 @@ def test_a_norm_one_percent_off_on_one_layer_shows_in_its_slope(case: Case, laye
     assert finding.allowed == f"{case.calibration.limits.sketch_slope:.3g}"
 
 
+def test_part_of_the_prompts_is_held_to_their_own_floor(case: Case) -> None:
+    """Scale is off by what the floor allows on `chat-high` alone, and would not allow over all prompts."""
+    floors, limits = case.calibration.prompt_floors, case.calibration.limits
+    scale = 1 + 2 * floors["chat-high"].sketch_slope
+    assert scale - 1 > limits.sketch_slope
+    for name, slopes in (("chat-high", 0), ("digits", 1)):
+        alone = case.with_run(prompts={name: case.run.prompts[name]})
+        judgement = GATE.judge(sketched(alone, lambda sketch: sketch * np.float32(scale)))
+        assert judgement.measured["slope allowed"] == limits.multiple * floors[name].sketch_slope
+        assert len([f for f in judgement.findings if "slope" in f.headline]) == slopes
+
+
 def test_honest_noise_at_the_floor_s_level_stays_green(case: Case) -> None:
     rng = np.random.default_rng(11)
     floor = np.array(case.calibration.limits.sketch_median) / case.calibration.limits.multiple

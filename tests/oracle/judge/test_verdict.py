@@ -17,8 +17,10 @@ from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
+from oracle.judge.staging import planned_evidence
 from oracle.judge.verdict import Report, judge_session
 from oracle.serialization import canonical_json
+from oracle.subjects.protocol import LibraryRecord
 from oracle.subjects.run import SlotEvidence
 
 BY_NAME = {gate.name: gate for gate in GATES}
@@ -50,9 +52,9 @@ def streamed(few: Case) -> Case:
     uses = 2 * few.golden.positions * layers * k
     identity = replace(few.run.identity, required_gates=GATE_NAMES, device={"kind": "sim"})
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    return with_run(
-        few, identity=identity, slots=SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few)), stats=stats
-    )
+    slots = SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few))
+    residents = planned_evidence(few, len(few.run.prompts))
+    return with_run(few, identity=identity, slots=slots, residents=residents, stats=stats)
 
 
 def test_the_perfect_subject_is_green_and_answers_no_gate_it_does_not_declare(few: Case) -> None:
@@ -176,6 +178,10 @@ def test_gates_left_out_by_the_user_make_a_partial_verdict_that_the_ledger_still
     report = judged(few, selected=("flips",), partial=True)
     assert (report.verdict, report.partial) == ("pass", True)
     assert [r.name for r in report.gates] == ["flips", "ledger"]
+    reasons = {entry.gate: (entry.ran, entry.reason) for entry in report.ledger}
+    assert reasons.pop("flips") == reasons.pop("ledger") == (True, "")
+    assert set(reasons) == set(GATE_NAMES) - {"flips", "ledger"}
+    assert set(reasons.values()) == {(False, "narrowed by --only")}
     report = judged(few, selected=("slots",), partial=True)
     assert report.verdict != "pass"
 
@@ -201,6 +207,49 @@ def test_a_harness_under_which_even_the_perfect_subject_fails_ends_red(few: Case
     fault = "unknown-prefix: no prompt of the golden begins with the 1 ids fed"
     broken = replace(few.run, prompts={}, faults={p.name: fault for p in few.golden.prompts})
     assert judged(few, perfect=broken).verdict == "fail"
+
+
+def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, few: Case) -> None:
+    absent = "the subject does not declare it, and its evidence is not in the run"
+    reasons = {entry.gate: entry.reason for entry in judged(few).ledger}
+    assert reasons == {name: absent if name in ("staging", "slots") else "" for name in GATE_NAMES}
+    prompt = few.golden.prompts[0]
+    late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
+    report = judged(with_run(late, residents=None), perfect=few.run)
+    reasons = {entry.gate: entry.reason for entry in report.ledger if entry.reason}
+    unaligned = "not compared: the run is not aligned with the golden"
+    assert reasons == {
+        **dict.fromkeys(("chain", "flips", "logits", "residual"), unaligned),
+        "staging": "the run holds no read-back of resident operands",
+    }
+
+
+def test_a_device_fault_is_a_failure_even_where_the_user_asked_for_one_gate(few: Case) -> None:
+    gone = few.golden.prompts[0].name
+    rest = {name: run for name, run in few.run.prompts.items() if name != gone}
+    faulted = with_run(few, prompts=rest, faults={gone: "hang: 1"})
+    report = judged(faulted, perfect=few.run, selected=("golden",), partial=True)
+    assert (report.verdict, of(report, "golden"), of(report, "ledger")) == ("fail", "pass", "fail")
+
+
+def test_a_stale_library_makes_a_session_red_that_is_green_by_every_gate(streamed: Case, few: Case) -> None:
+    stale = LibraryRecord("libnorm.so", built=1, newest_source=2)
+    report = judged(with_run(streamed, identity=replace(streamed.run.identity, libraries=(stale,))), perfect=few.run)
+    assert (report.verdict, of(report, "ledger")) == ("fail", "fail")
+    assert {result.verdict for result in report.gates if result.name != "ledger"} == {"pass"}
+    session = report.to_json()["session"]
+    assert session["libraries"] == [{"name": "libnorm.so", "built": 1, "newest_source": 2, "stale": True}]
+
+
+def test_the_report_says_how_much_of_the_golden_was_answered_and_on_what(streamed: Case, few: Case) -> None:
+    gone = few.golden.prompts[0]
+    rest = {name: run for name, run in streamed.run.prompts.items() if name != gone.name}
+    session = judged(with_run(streamed, prompts=rest, faults={gone.name: "hang: 1"}), perfect=few.run).to_json()["session"]
+    assert session["of"] == {"prompts": len(few.golden.prompts), "positions": few.golden.positions}
+    answered = {"prompts": len(few.golden.prompts) - 1, "positions": few.golden.positions - len(gone.fed)}
+    assert session["answered"] == answered
+    assert (session["faults"], session["device"]) == ({gone.name: "hang: 1"}, {"kind": "sim"})
+    assert session["counters"] == dict(streamed.run.stats)
 
 
 def test_a_class_without_a_floor_is_refused_by_name(few: Case) -> None:
@@ -268,7 +317,7 @@ def test_a_finding_s_text_has_the_worst_the_place_the_count_and_what_was_allowed
     assert str(finding) == "too far (4 of 9, worst 2 nats, allowed 1 nat, at p[3])"
 
 
-@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots")])
+@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots", "staging")])
 def test_each_planted_finding_says_how_many_of_how_many_what_and_what_was_allowed(few: Case, name: str) -> None:
     gate = BY_NAME[name]
     finding = gate.judge(next(iter(gate.plants(few).values()))).findings[0]

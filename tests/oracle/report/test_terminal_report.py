@@ -9,41 +9,60 @@ import pytest
 from rich.console import Console
 
 from oracle.golden.calibration import Bands
+from oracle.judge.blame import FlipNumbers, explain
 from oracle.judge.controls import ControlResult
+from oracle.judge.facts import SessionFacts
 from oracle.judge.flip_record import FlipRecord
 from oracle.judge.gate import Finding
+from oracle.judge.ledger import LedgerEntry
 from oracle.judge.verdict import GateResult, Report
 from oracle.report.terminal import print_report
-from oracle.subjects.protocol import SubjectIdentity
+from oracle.subjects.protocol import LibraryRecord, SubjectIdentity
 from oracle.subjects.run import Run
 
 BOTH = (ControlResult("perfect", "pass", "pass"), ControlResult("planted", "fire", "fire"))
 FLIPS = GateResult("flips@01234567", "flips", "pass", 1234, (), BOTH, {"flips": 0, "smallest band": 0.012345}, "much")
 SLOTS = GateResult("slots@89abcdef", "slots", "not applicable", 0, (), (), {}, "more")
+FACTS = SessionFacts((16, 17), (1500, 1625), {}, {"kind": "sim"}, (), {})
 RUN = Run(SubjectIdentity("tt", "bf16", "exact", ("flips",), {"kind": "sim", "seed": "0"}), "sha256:abc", {})
-REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", ())
+REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", (), FACTS, True)
 NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=2)
 
 
-def flip(prompt: str = "p", position: int = 3, rank: int = 1, regret: float = 2.5) -> FlipRecord:
+def flip(prompt: str = "p", position: int = 3, rank: int = 1, regret: float = 2.5, **chain: object) -> FlipRecord:
+    numbers = FlipNumbers.model_validate(
+        {
+            "regret": regret,
+            "rank": rank,
+            "top": 9.0,
+            "experts_shown": True,
+            "sketches_shown": True,
+            "set_layer": 2,
+            "set_gap": 0.25,
+            "set_before": 0.1,
+            "set_before_limit": 0.2,
+            "set_after": 0.2,
+            "set_after_limit": 0.2,
+            "sketch_layer": None,
+            "sketch_distance": None,
+            "sketch_limit": None,
+            "bands": NO_BANDS,
+            "logit_dtype": "float32",
+            **chain,
+        }
+    )
     return FlipRecord(
+        **dict(numbers),
         prompt=prompt,
         position=position,
         expected=5,
         got=7,
-        regret=regret,
-        rank=rank,
-        top=9.0,
-        golden_margin=2.5,
+        golden_margin=regret,
         subject_margin=0.5,
-        golden_margin_ulps=1,
-        subject_margin_ulps=1,
-        set_layer=2,
-        set_gap=0.25,
-        sketch_layer=None,
-        label="hard",
-        bands=NO_BANDS,
-        logit_dtype="float32",
+        golden_margin_ulps=regret * 16,
+        subject_margin_ulps=8,
+        label=numbers.kind,
+        explanation=explain(numbers),
     )
 
 
@@ -51,6 +70,22 @@ def shown(report: Report, color: bool = False) -> str:
     out = StringIO()
     print_report(Console(file=out, width=160, force_terminal=color, color_system="standard" if color else None), report)
     return out.getvalue()
+
+
+def test_the_ledger_says_how_much_was_answered_and_why_a_gate_did_not_run() -> None:
+    entries = (
+        LedgerEntry("flips", True, True, 1234, "pass", BOTH),
+        LedgerEntry("chain", True, True, 0, "incomplete", BOTH, "not compared: the run is not aligned with the golden"),
+        LedgerEntry("slots", False, False, 0, "not applicable", (), "narrowed by --only"),
+    )
+    assert [line for line in shown(replace(REPORT, ledger=entries)).splitlines() if line.startswith("ledger")] == [
+        "ledger: answered 16 of 17 prompts, 1,500 of 1,625 positions",
+        "ledger: chain: not compared: the run is not aligned with the golden",
+        "ledger: slots did not run: narrowed by --only",
+    ]
+    libraries = (LibraryRecord("a.so", 1, 1), LibraryRecord("b.so", 1, 1))
+    faulted = replace(REPORT, facts=replace(FACTS, faults={"p": "hang: 1"}, libraries=libraries))
+    assert "1,625 positions, 1 ended by a device fault, 2 native libraries" in shown(faulted)
 
 
 def test_it_says_who_was_judged_on_what_and_by_which_golden() -> None:
@@ -106,12 +141,12 @@ def test_markup_from_a_golden_or_a_run_is_printed_literally(hostile: str, color:
     gate = replace(FLIPS, findings=(finding,), measured={"tokenizer": hostile})
     report = replace(REPORT, gates=(gate,), flips=(flip(prompt=hostile),), run=replace(RUN, identity=identity))
     text = shown(report, color=color)
-    assert text.count(hostile) == 3 + 4 + 1 + 1  # identity, finding, measured, flip table
+    assert text.count(hostile) == 3 + 4 + 1 + 2  # identity, finding, measured, flip table and explanation
 
 
 def test_flips_are_listed_with_the_largest_regret_first() -> None:
     flips = (flip("small", regret=1.0), flip("large", regret=4.0), flip("beyond", rank=-1, regret=2.0))
-    lines = [line for line in shown(replace(REPORT, flips=flips)).splitlines() if "[3]" in line]
+    lines = [line for line in shown(replace(REPORT, flips=flips)).splitlines() if "[3]" in line and "explained" not in line]
     assert [line.strip("│").split("[")[0].strip() for line in lines] == ["large", "beyond", "small"]
     assert "4.00000" in lines[0]
     assert "> 2.000" in lines[1]
@@ -121,11 +156,20 @@ def test_flips_are_listed_with_the_largest_regret_first() -> None:
 def test_a_long_list_of_flips_is_cut_and_says_of_how_many() -> None:
     text = shown(replace(REPORT, flips=tuple(flip(position=i) for i in range(50))))
     assert "flips (20 of 50, largest regret first)" in text
-    assert sum("p[" in line for line in text.splitlines()) == 20
+    assert sum("p[" in line for line in text.splitlines()) == 2 * 20
     assert "flips: 50, signature sha256:def" in text.splitlines()
 
 
 def test_a_flip_of_a_router_s_other_choice_and_none_are_told_apart() -> None:
-    near = flip().model_copy(update={"set_layer": None, "sketch_layer": 4, "label": "near-tie"})
-    [line] = [line for line in shown(replace(REPORT, flips=(near,))).splitlines() if "p[3]" in line]
+    sets = dict.fromkeys(("set_layer", "set_before", "set_before_limit", "set_after", "set_after_limit"))
+    near = flip(regret=1e-9, **sets, set_gap=0.0, sketch_layer=4, sketch_distance=0.5, sketch_limit=0.25)
+    [line, _] = [line for line in shown(replace(REPORT, flips=(near,))).splitlines() if "p[3]" in line]
     assert [cell.strip() for cell in line.strip("│").split("│")][5:] == ["no", "layer 4", "near-tie"]
+
+
+def test_every_flip_listed_has_its_explanation_on_a_line_of_its_own() -> None:
+    flips = (flip("small", regret=1.0), flip("large", regret=4.0, set_gap=0.0))
+    lines = shown(replace(REPORT, flips=flips)).splitlines()
+    assert lines[lines.index(f"large[3] {flips[1].explanation}") + 1] == f"small[3] {flips[0].explanation}"
+    assert flips[0].explanation.startswith("not explained: expert set differs at layer 2 across a gap of 0.25 (band 0)")
+    assert flips[1].explanation.startswith("explained by an exact router tie at layer 2")

@@ -14,11 +14,12 @@ import pytest
 from goldens import mini_checkpoint
 from oracle.errors import RunError, UsageError
 from oracle.golden.format import Golden
-from oracle.serialization import canonical_json, digest, pack_arrays
+from oracle.serialization import canonical_json, digest
+from oracle.stored_arrays import pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
-from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import PromptRun, Run, SlotEvidence, load_run, save_run
+from oracle.subjects.protocol import LibraryRecord, SubjectRequest
+from oracle.subjects.run import PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,14 @@ def run(golden: Golden) -> Run:
     """Two prompts of the perfect subject, and something in every other field."""
     subject = FACTORY.open(SubjectRequest(mini_checkpoint(), mini_checkpoint() / "golden"))
     return Run(
-        identity=replace(subject.identity, device={"kind": "sim", "seed": "0"}),
+        identity=replace(
+            subject.identity, device={"kind": "sim", "seed": "0"}, libraries=(LibraryRecord("libnorm.so", 7, 1 << 60),)
+        ),
         golden_digest=golden.digest,
-        prompts={p.name: drive(subject, p) for p in golden.prompts[:2]},
+        prompts={p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
+        residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
     )
@@ -81,7 +85,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
-    bare = replace(run, prompts={}, slots=None, faults={}, stats={}, environment={})
+    bare = replace(run, prompts={}, slots=None, residents=None, faults={}, stats={}, environment={})
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
 
@@ -129,9 +133,10 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line(stored: Path, name: 
 
 
 def test_another_schema_is_refused_by_name(stored: Path) -> None:
-    edit(stored, lambda document: document.update(schema="kolibri-run/9"))
-    with pytest.raises(RunError, match="has schema 'kolibri-run/9', this version reads 'kolibri-run/1'"):
-        load_run(stored)
+    for schema in ("kolibri-run/1", "kolibri-run/9"):
+        edit(stored, lambda document, schema=schema: document.update(schema=schema))
+        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/2'"):
+            load_run(stored)
 
 
 @pytest.mark.parametrize(
