@@ -149,9 +149,7 @@ def invent_class(
     return calibrate(name, arms)
 
 
-def perturb(
-    prompt: PromptEvidence, rng: np.random.Generator, noise: float, probes: PromptProbes | None = None
-) -> PromptRun:
+def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float, probes: PromptProbes | None = None) -> PromptRun:
     """A run that answers `prompt` with all numbers off by relative `noise`; ids, positions and experts are exact."""
     others = TINY["vocab_size"] - prompt.top_ids.shape[1]
     rest = 1.0 - np.exp(prompt.top_logits - prompt.logsumexp[:, None]).sum(axis=1)

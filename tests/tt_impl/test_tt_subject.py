@@ -25,7 +25,17 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     subject = FACTORY.open(SubjectRequest(tiny_folder))
     identity = subject.identity
     assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
-    assert identity.required_gates == ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "slots", "ledger")
+    assert identity.required_gates == (
+        "golden",
+        "alignment",
+        "chain",
+        "flips",
+        "logits",
+        "residual",
+        "routing",
+        "slots",
+        "ledger",
+    )
     assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
 
 
