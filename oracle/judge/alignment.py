@@ -21,7 +21,11 @@ from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 class AlignmentGate:
     name = "alignment"
-    definition = {"version": 2, "metric": "ids, positions, embedding rows, shapes, contradictions", "statistic": "equality"}
+    definition = {
+        "version": 3,
+        "metric": "ids, positions, embedding rows, shapes, finiteness, contradictions",
+        "statistic": "equality",
+    }
     blind_to = "a subject that reports an id, position or row other than the one it computes with"
     needs_alignment = False
 
@@ -79,6 +83,7 @@ class AlignmentGate:
             "an expert twice": {"expert_ids": experts},
             "an argmax that is not the largest": {"argmax": run.top_ids[:, 1].copy()},
             "a position short": {"logsumexp": run.logsumexp[:-1]},
+            "one NaN": {"logsumexp": _with_nan(run.logsumexp)},
         }
         return {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
 
@@ -86,6 +91,12 @@ class AlignmentGate:
 def _next_id(ids: np.ndarray) -> np.ndarray:
     out = ids.copy()
     out[-1] += 1
+    return out
+
+
+def _with_nan(values: np.ndarray) -> np.ndarray:
+    out = values.copy()
+    out[-1] = np.nan
     return out
 
 
@@ -97,7 +108,11 @@ def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[
         ("argmax is not the first of its own largest logits", run.argmax != run.top_ids[:, 0]),
         ("an expert id is out of range or twice in a set", _bad_sets(run.expert_ids, experts)),
         ("an expert id of the free run is out of range or twice in a set", _bad_sets(run.free_expert_ids, experts)),
-        ("an expert's weight is no sigmoid", ((run.expert_weights < 0) | (run.expert_weights > 1)).any(axis=(1, 2))),
+        ("an expert's weight is no sigmoid", (~((run.expert_weights >= 0) & (run.expert_weights <= 1))).any(axis=(1, 2))),
+        *(
+            (f"array {name} holds NaN or infinity", (~np.isfinite(getattr(run, name))).reshape(len(run.argmax), -1).any(axis=1))
+            for name in ("logits_at_golden", "top_logits", "logsumexp", "sketch")
+        ),
     )
     for what, wrong in checks:
         if wrong.any():

@@ -66,12 +66,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Case:
-    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration."""
+    """What gates judge: a golden, the run that answers it, the checkpoint both came from, the class's calibration.
+
+    Attributes:
+        base: what this case is a changed copy of; measures of prompts that were not changed are taken from there.
+    """
 
     golden: Golden
     run: Run
     checkpoint: Checkpoint
     calibration: ClassCalibration
+    base: Case | None = field(default=None, repr=False, compare=False)
 
     def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
         """Each prompt that the run answered, in the golden's order."""
@@ -80,7 +85,14 @@ class Case:
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By prompt name; measured once, used by several gates."""
-        return {prompt.name: compare(prompt, run) for prompt, run in self.answered()}
+        base = self.base
+        known = {} if base is None else {id(prompt): run for prompt, run in base.answered()}
+        return {
+            prompt.name: base.comparisons[prompt.name]
+            if base is not None and known.get(id(prompt)) is run
+            else compare(prompt, run)
+            for prompt, run in self.answered()
+        }
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -89,7 +101,11 @@ class Case:
 
     def with_run(self, **changes: Any) -> Case:
         """A copy whose run has other fields."""
-        return replace(self, run=replace(self.run, **changes))
+        return replace(self, run=replace(self.run, **changes), base=self.base or self)
+
+    def with_golden(self, **changes: Any) -> Case:
+        """A copy whose golden has other fields."""
+        return replace(self, golden=replace(self.golden, **changes), base=self.base or self)
 
     def with_prompt(self, name: str, **changes: Any) -> Case:
         """A copy in which one prompt's run has other arrays."""
