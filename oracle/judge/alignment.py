@@ -23,7 +23,7 @@ class AlignmentGate:
     name = "alignment"
     definition = {
         "version": 3,
-        "metric": "ids, positions, embedding rows, shapes, evidence at every prompt or none, contradictions",
+        "metric": "ids, positions, embedding rows, shapes, evidence at every prompt or none, finiteness, contradictions",
         "statistic": "equality",
     }
     blind_to = "a subject that reports an id, position or row other than the one it computes with"
@@ -80,6 +80,7 @@ class AlignmentGate:
             "a free run fed otherwise": {"free_consumed": _next_id(run.free_consumed)},
             "an argmax that is not the largest": {"argmax": run.top_ids[:, 1].copy()},
             "a position short": {"logsumexp": run.logsumexp[:-1]},
+            "one NaN": {"logsumexp": _with_nan(run.logsumexp)},
         }
         if run.expert_ids is not None:
             experts = run.expert_ids.copy()
@@ -95,6 +96,12 @@ def _next_id(ids: np.ndarray) -> np.ndarray:
     return out
 
 
+def _with_nan(values: np.ndarray) -> np.ndarray:
+    out = values.copy()
+    out[-1] = np.nan
+    return out
+
+
 def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[Finding]:
     """What no engine can mean: it would make later comparisons look away."""
     experts = case.checkpoint.config.num_experts
@@ -104,7 +111,11 @@ def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[
         if ids is not None:
             checks.append((f"an expert id{which} is out of range or twice in a set", _bad_sets(ids, experts)))
     if (weights := run.expert_weights) is not None:
-        checks.append(("an expert's weight is no sigmoid", ((weights < 0) | (weights > 1)).any(axis=(1, 2))))
+        checks.append(("an expert's weight is no sigmoid", (~((weights >= 0) & (weights <= 1))).any(axis=(1, 2))))
+    for name in ("logits_at_golden", "top_logits", "logsumexp", "sketch"):
+        if (values := getattr(run, name)) is not None:
+            bad = (~np.isfinite(values)).reshape(len(run.argmax), -1).any(axis=1)
+            checks.append((f"array {name} holds NaN or infinity", bad))
     for what, wrong in checks:
         if wrong.any():
             first = int(wrong.argmax())

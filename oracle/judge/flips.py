@@ -77,7 +77,7 @@ class FlipsGate:
         logits = prompt.top_logits.copy()
         logits[:, 1] = logits[:, 0]
         prompts = tuple(replace(p, top_logits=logits) if p is prompt else p for p in case.golden.prompts)
-        tied = replace(case, golden=replace(case.golden, prompts=prompts))
+        tied = case.with_golden(prompts=prompts)
         return {
             "a hard flip": case.with_prompt(prompt.name, argmax=second),
             "an id outside the stored ones": case.with_prompt(prompt.name, argmax=outside),

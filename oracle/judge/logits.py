@@ -17,11 +17,10 @@ import numpy as np
 from oracle.golden.calibration import LIMIT_MULTIPLE
 from oracle.golden.portable import quantiles
 from oracle.judge.gate import Case, Finding, Judgement
+from oracle.judge.soundness import MASS_TOLERANCE
 from oracle.subjects.run import PromptRun
 
 FP32_TOLERANCE = 1e-5
-MASS_TOLERANCE = 1e-5
-"""Room for a logsumexp stored in fp32 by a foreign engine; this harness computes it in float64 from the same logits."""
 
 
 class LogitsGate:

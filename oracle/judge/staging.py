@@ -49,6 +49,8 @@ class StagingGate:
                 findings.append(Finding(headline, worst=worst, allowed=allowed))
         compared = sum(size for _, _, size in seen.kinds)
         tensors = sum(count for _, count, _ in seen.kinds)
+        if compared <= 0:
+            findings.append(Finding("nothing was read back", verdict="incomplete"))
         return Judgement(compared, tuple(findings), {"read-backs": seen.readbacks, "tensors": tensors, "bytes": compared})
 
     def plants(self, case: Case) -> dict[str, Case]:

@@ -34,6 +34,7 @@ def test_its_planted_fault_is_found(case: Case) -> None:
         "an expert twice": ["the run contradicts itself: an expert id is out of range or twice in a set"],
         "an argmax that is not the largest": ["the run contradicts itself: argmax is not the first of its own largest logits"],
         "a position short": ["array logsumexp has the wrong shape"],
+        "one NaN": ["the run contradicts itself: array logsumexp holds NaN or infinity"],
     }
 
 
