@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.subjects.protocol import FillObserver, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import FillObserver, Float32, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.expert_layout import CheckpointExperts
@@ -37,6 +37,9 @@ class TtSubject:
 
     def step(self, token: int) -> StepEvidence:
         return self._decoder.step(token)
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        return self._decoder.layer(layer, inputs)
 
     def stats(self) -> Mapping[str, int]:
         return self._decoder.stats()

@@ -14,11 +14,14 @@ from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.judge.localise import Localisation, accumulate
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
 
 REPORT_SCHEMA = "kolibri-gate/1"
+LOCALISED = ("flips", "logits", "residual")
+"""Gates whose red asks which layer is off."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Report:
     Attributes:
         verdict: `fail` over `incomplete` over `pass`.
         partial: the set of gates was narrowed by the user.
+        localisation: which layer is off, where the run is aligned and a gate of its numbers is red; else None.
         aligned: the run was fed what the golden was; if not, no flip was looked for.
     """
 
@@ -54,6 +58,7 @@ class Report:
     flip_signature: str
     ledger: tuple[LedgerEntry, ...]
     aligned: bool
+    localisation: Localisation | None = None
 
     @property
     def exit_code(self) -> int:
@@ -84,6 +89,7 @@ class Report:
             "flips": [flip.model_dump(mode="json") for flip in self.flips],
             "flip_signature": self.flip_signature,
             "ledger": [asdict(entry) for entry in self.ledger],
+            "localisation": self.localisation and self.localisation.to_json(),
         }
 
 
@@ -147,6 +153,7 @@ def judge_session(
         flip_signature=signature(golden.digest, flips),
         ledger=tuple(entries),
         aligned=aligned,
+        localisation=_localised(case, results) if aligned else None,
     )
 
 
@@ -200,6 +207,11 @@ def _entry(result: GateResult, required: bool) -> LedgerEntry:
     ran = result.verdict != "not applicable"
     reason = "" if ran else "the subject does not declare it"
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
+
+
+def _localised(case: Case, results: Sequence[GateResult]) -> Localisation | None:
+    red = any(result.verdict == "fail" and result.name in LOCALISED for result in results)
+    return Localisation(accumulate(case)) if red else None
 
 
 def _overall(results: Sequence[GateResult]) -> Verdict:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +133,25 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+@runtime_checkable
+class IsolatesLayers(Protocol):
+    """An optional ability: to run one decoder layer alone, so that a red verdict can say which layer is wrong."""
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        """The residual stream after layer `layer` at positions 0 to T - 1 of a sequence, from the one before it.
+
+        Args:
+            inputs: float32 [T, H], the hidden state that enters the layer at each position; position p attends to the
+                layer's own keys and values of positions up to p, as in a decode.
+
+        Returns float32 [T, H], after the layer's second addition. Leaves the subject as after `start`.
+
+        Raises:
+            oracle.errors.DeviceFault: the implementation or its device caught a fault.
+        """
         ...
 
 
