@@ -28,7 +28,7 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault, KolibriError, UsageError
 from oracle.judge.flip_file import flip_document
 from oracle.judge.gates import select
-from oracle.judge.session import SessionOptions, judge_recorded, record_session
+from oracle.judge.session import SessionOptions, judge_recorded, localised, record_session
 from oracle.judge.verdict import Report
 from oracle.report.plain import escaped
 from oracle.report.terminal import print_report
@@ -121,7 +121,7 @@ def gate(
         recorded = record_session(options, advance)
     if save_run_to is not None:
         save_run(recorded.run, save_run_to, control=recorded.perfect)
-    report = judge_recorded(recorded, selected, partial=only is not None)
+    report = localised(options, judge_recorded(recorded, selected, partial=only is not None))
     if flips_file is not None:
         write_file(flips_file, flip_document(recorded.golden, report).to_json())
     _finish(report, json_file)

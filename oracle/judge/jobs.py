@@ -77,7 +77,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
     except KolibriError:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: a subject cannot leave the session
-        session.fault = _crash(error)
+        session.fault = crash(error)
     slots = auditor.evidence()
     streams = slots != SlotEvidence() or "fills" in session.stats
     run = session.run if session.fault is None else None
@@ -143,7 +143,8 @@ def _checked_stats(stats: Mapping[str, int]) -> dict[str, int]:
     return dict(stats)
 
 
-def _crash(error: BaseException) -> DeviceFault:
+def crash(error: BaseException) -> DeviceFault:
+    """What a subject raised, as the fault it is recorded as."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
     try:
@@ -155,6 +156,7 @@ def _crash(error: BaseException) -> DeviceFault:
 
 
 Done = Callable[[int], None]
+J = TypeVar("J")
 T = TypeVar("T")
 
 
@@ -165,6 +167,11 @@ def run_jobs(jobs: Sequence[PromptJob], workers: int | None = None, done: Done |
         DeviceFault: a worker process died, as from a crash of a native library.
         SubjectError, CheckpointError: a subject could not be opened.
     """
+    return in_workers(run_job, jobs, workers, done)
+
+
+def in_workers(work: Callable[[J], T], jobs: Sequence[J], workers: int | None = None, done: Done | None = None) -> list[T]:
+    """`work` of every job, in worker processes as `run_jobs` has them; raises what it does."""
     if not jobs:
         return []
     with _single_threaded_children():
@@ -172,7 +179,7 @@ def run_jobs(jobs: Sequence[PromptJob], workers: int | None = None, done: Done |
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(workers or _cores(), len(jobs)), context, initializer=_leave_interrupts_to_the_parent)
         try:
-            futures = [pool.submit(run_job, job) for job in jobs]
+            futures = [pool.submit(work, job) for job in jobs]
             return [_counted(future.result(), index, done) for index, future in enumerate(futures)]
         except KeyboardInterrupt:
             for child in multiprocessing.active_children():

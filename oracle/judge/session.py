@@ -13,6 +13,7 @@ from oracle.errors import GoldenError, RunError
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import select
+from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -85,7 +86,7 @@ def run_session(options: SessionOptions, progress: Progress | None = None) -> Re
     """
     selected = select(options.only)
     recorded = record_session(options, progress)
-    return judge_recorded(recorded, selected, partial=options.only is not None)
+    return localised(options, judge_recorded(recorded, selected, partial=options.only is not None))
 
 
 def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool) -> Report:
@@ -101,6 +102,14 @@ def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool
         texts=not recorded.replayed,
         partial=partial,
     )
+
+
+def localised(options: SessionOptions, report: Report) -> Report:
+    """The report, with each layer judged alone where it says that some layer may be off and the subject is there to ask."""
+    if report.localisation is None or options.replay is not None:
+        return report
+    isolated = isolate(IsolationJob(options.subject, _request(options), options.golden))
+    return replace(report, localisation=replace(report.localisation, isolated=isolated))
 
 
 def open_session(options: SessionOptions) -> Opened:
@@ -177,8 +186,7 @@ def _numeric_class(options: SessionOptions) -> str:
 def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
     """The subject's own prompts, longest first so that cores finish together, and its planted faults with their answers."""
     factory = subject_factory(options.subject)
-    golden_folder = options.golden if options.subject == PERFECT else None
-    request = SubjectRequest(options.checkpoint, golden_folder, options.device, options.arm)
+    request = _request(options)
     by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
     own = [PromptJob(options.subject, request, options.golden, p.name) for p in by_length]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
@@ -188,6 +196,11 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
         if expected in ("gate:slots", "gate:staging") or expected.startswith("device-fault:")
     ]
     return own, planted
+
+
+def _request(options: SessionOptions) -> SubjectRequest:
+    golden = options.golden if options.subject == PERFECT else None
+    return SubjectRequest(options.checkpoint, golden, options.device, options.arm)
 
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle.golden.compare import OUTSIDE, Comparison
+from oracle.golden.compare import NOT_COMPARED, OUTSIDE, Comparison
 from oracle.golden.evidence import PromptEvidence
 from oracle.judge.gate import Case, Finding
 
@@ -41,7 +41,10 @@ def non_finite_findings(case: Case) -> tuple[Finding, ...]:
 
 def impossible_measures(case: Case) -> tuple[Finding, ...]:
     """What was measured of an aligned run and cannot be, at most one finding for each prompt; no statistic may use it."""
-    found = [_impossible(prompt, case.comparisons[prompt.name]) for prompt, _ in case.answered()]
+    found = [
+        _impossible(prompt, case.comparisons[prompt.name], len(case.golden.probes_of(prompt.name).positions))
+        for prompt, _ in case.answered()
+    ]
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -78,7 +81,7 @@ def _prompt_finding(prompt: PromptEvidence) -> Finding | None:
     return None
 
 
-def _impossible(prompt: PromptEvidence, measured: Comparison) -> Finding | None:
+def _impossible(prompt: PromptEvidence, measured: Comparison, probes: int) -> Finding | None:
     positions, layers = len(prompt.fed), prompt.router_gap.shape[1]
     whole, per_layer = (positions,), (positions, layers)
     top = np.inf
@@ -90,14 +93,19 @@ def _impossible(prompt: PromptEvidence, measured: Comparison) -> Finding | None:
         "kl": (whole, 0, top),
         "mass": (whole, 0, 1 + MASS_TOLERANCE),
         "logit_error": (whole, 0, top),
+        "margin_change": (whole, 0, top),
         "first_set_difference": (whole, 0, layers),
         "set_gap": (whole, 0, top),
+        "weight_error": (per_layer, NOT_COMPARED, 1),
+        "router_logit_error": ((probes, layers), NOT_COMPARED, top),
         "sketch_distance": (per_layer, 0, top),
         "sketch_dot": (per_layer, -top, top),
         "sketch_square": (per_layer, 0, top),
     }
     for name, (shape, low, high) in ranges.items():
         values = getattr(measured, name)
+        if values is None:  # the run does not show it
+            continue
         if values.shape != shape:
             return Finding(f"measure {name} has the wrong shape", prompt.name, str(list(values.shape)), str(list(shape)))
         if (wrong := ~(np.isfinite(values) & (values >= low) & (values <= high))).any():

@@ -15,6 +15,7 @@ from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id, holds_evidence
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.judge.localise import Localisation, accumulate
 from oracle.judge.resident_controls import resident_controls
 from oracle.judge.soundness import golden_findings, impossible_measures, non_finite_findings
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -22,6 +23,8 @@ from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
 
 REPORT_SCHEMA = "kolibri-gate/1"
+LOCALISED = ("flips", "logits", "residual")
+"""Gates whose red asks which layer is off."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Report:
         partial: the set of gates was narrowed by the user.
         ledger: an entry for every gate, also for those that did not run, with the reason.
         facts: what the session ran on and how far it came.
+        localisation: which layer is off, where the run is aligned and a gate of its numbers is red; else None.
         aligned: the run was fed what the golden was; if not, no flip was looked for.
     """
 
@@ -60,6 +64,7 @@ class Report:
     ledger: tuple[LedgerEntry, ...]
     facts: SessionFacts
     aligned: bool
+    localisation: Localisation | None = None
 
     @property
     def exit_code(self) -> int:
@@ -91,6 +96,7 @@ class Report:
             "flip_signature": self.flip_signature,
             "ledger": [asdict(entry) for entry in self.ledger],
             "session": self.facts.to_json(),
+            "localisation": self.localisation and self.localisation.to_json(),
         }
 
 
@@ -161,6 +167,7 @@ def judge_session(
         ledger=tuple(sorted((*entries, *narrowed), key=lambda entry: GATE_NAMES.index(entry.gate))),
         facts=facts,
         aligned=aligned,
+        localisation=_localised(case, results) if aligned else None,
     )
 
 
@@ -234,6 +241,11 @@ def _entry(result: GateResult, required: bool) -> LedgerEntry:
     if ran and result.compared <= 0:
         reason = result.findings[0].headline if result.findings else "there was nothing to compare"
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
+
+
+def _localised(case: Case, results: Sequence[GateResult]) -> Localisation | None:
+    red = any(result.verdict == "fail" and result.name in LOCALISED for result in results)
+    return Localisation(accumulate(case)) if red else None
 
 
 def _overall(results: Sequence[GateResult]) -> Verdict:

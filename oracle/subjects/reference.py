@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from oracle.kolibri1.arms import ARMS, TRUTH, arm_named
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
 from oracle.subjects.perfect import HOST_GATES
-from oracle.subjects.protocol import FillObserver, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import FillObserver, Float32, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
 
 
 class ReferenceSubject:
@@ -45,6 +46,9 @@ class ReferenceSubject:
             residual=forward.residual[0].numpy().astype(np.float32),
             router_logits=forward.router_logits[0].numpy().astype(np.float32),
         )
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        return self._reference.layer(layer, torch.from_numpy(inputs)).numpy().astype(np.float32)
 
     def stats(self) -> Mapping[str, int]:
         return {}
