@@ -13,7 +13,7 @@ from oracle.errors import GoldenError, RunError
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import select
-from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
@@ -35,6 +35,7 @@ class SessionOptions:
         replay: a stored run to judge in place of running `subject`.
         only: a glob over gate names, or None for all.
         workers: processes; None for all cores.
+        step_timeout: seconds after which a step that has not ended is a fault of its prompt.
     """
 
     checkpoint: Path
@@ -45,6 +46,7 @@ class SessionOptions:
     only: str | None = None
     replay: Path | None = None
     workers: int | None = None
+    step_timeout: float = STEP_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
     perfect_request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
     prompts = () if opened.control is not None else golden.prompts
-    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name) for p in prompts]
+    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name, options.step_timeout) for p in prompts]
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
     outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
@@ -176,10 +178,14 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     golden_folder = options.golden if options.subject == PERFECT else None
     request = SubjectRequest(options.checkpoint, golden_folder, options.device, options.arm)
     by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
-    own = [PromptJob(options.subject, request, options.golden, p.name) for p in by_length]
+    own = [PromptJob(options.subject, request, options.golden, p.name, options.step_timeout) for p in by_length]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
+    first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
     planted = [
-        (PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name), expected)
+        (
+            PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name, options.step_timeout),
+            expected,
+        )
         for plant, expected in sorted(factory.plants.items())
         if expected == "gate:slots" or expected.startswith("device-fault:")
     ]
@@ -192,7 +198,8 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     return Run(
-        identity=ordered[0].identity,
+        # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
+        identity=next((o.identity for o in ordered if o.run is not None), ordered[0].identity),
         golden_digest=golden.digest,
         prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
