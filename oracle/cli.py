@@ -28,6 +28,7 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault, KolibriError, UsageError
 from oracle.judge.flip_file import flip_document
 from oracle.judge.gates import select
+from oracle.judge.jobs import STEP_TIMEOUT
 from oracle.judge.session import SessionOptions, judge_recorded, localised, record_session
 from oracle.judge.verdict import Report
 from oracle.report.plain import escaped
@@ -93,6 +94,9 @@ def gate(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. Default: all cores. Results do not depend on it.")
     ] = None,
+    step_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a step that has not ended is a fault of its prompt.")
+    ] = STEP_TIMEOUT,
     json_file: JsonOption = None,
 ) -> None:
     """Run a subject on the golden's prompts, teacher-forced and free-running, and judge it by every gate."""
@@ -115,6 +119,7 @@ def gate(
         only=only,
         replay=replay,
         workers=jobs,
+        step_timeout=step_timeout,
     )
     selected = select(options.only)
     with _progress("jobs") as advance:

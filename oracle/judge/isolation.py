@@ -7,8 +7,9 @@ from pathlib import Path
 
 from oracle.errors import DeviceFault
 from oracle.golden.format import load_golden
-from oracle.judge.jobs import crash, in_workers
+from oracle.judge.jobs import STEP_TIMEOUT, crash
 from oracle.judge.localise import Isolated, compare_layers
+from oracle.judge.workers import moving, work
 from oracle.subjects.protocol import IsolatesLayers, SubjectRequest
 from oracle.subjects.registry import subject_factory
 
@@ -20,14 +21,15 @@ class IsolationJob:
     subject: str
     request: SubjectRequest
     golden: Path
+    step_timeout: float = STEP_TIMEOUT
+    """Seconds that a layer may take for each of its positions."""
 
 
 def isolate(job: IsolationJob) -> Isolated | None:
     """Do the job in a worker process; None where the subject cannot run one layer. Never raises for what a subject did."""
-    try:
-        return in_workers(run_isolation, [job])[0]
-    except DeviceFault as fault:
-        return Isolated("", (), str(fault))
+    positions = len(load_golden(job.golden).probes.layer_inputs)
+    ((_, _, answer),) = work(run_isolation, [job], 1, lambda job: job.step_timeout * positions)
+    return Isolated("", (), str(answer)) if isinstance(answer, DeviceFault) else answer
 
 
 def run_isolation(job: IsolationJob) -> Isolated | None:
@@ -39,7 +41,10 @@ def run_isolation(job: IsolationJob) -> Isolated | None:
         try:
             if not isinstance(subject, IsolatesLayers):
                 return None
-            outputs = [subject.layer(layer, inputs[:, layer].copy()) for layer in range(inputs.shape[1])]
+            outputs = []
+            for layer in range(inputs.shape[1]):
+                outputs.append(subject.layer(layer, inputs[:, layer].copy()))
+                moving()
         finally:
             subject.close()
         return compare_layers(golden, outputs, golden.document.classes[subject.identity.numeric_class].limits)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.compare import Comparison, compare, concatenate
+from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence, PromptProbes, log_sum_exp, top_logits
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble, write_golden

@@ -280,10 +280,8 @@ def test_a_session_isolates_where_a_gate_of_numbers_is_red_and_never_for_a_repla
 
 
 def test_a_worker_that_dies_leaves_the_verdict_and_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_: object) -> None:
-        raise DeviceFault("worker-died", "a worker process died")
-
-    monkeypatch.setattr(isolation, "in_workers", dies)
+    fault = DeviceFault("worker-died", "a worker process died")
+    monkeypatch.setattr(isolation, "work", lambda _, jobs, *__: iter([(0, jobs[0], fault)]))
     found = isolation.isolate(IsolationJob("tt", SubjectRequest(mini_checkpoint()), mini_golden()))
     assert found is not None
     assert found.sentence == "the layers could not be run alone: worker-died: a worker process died"

@@ -106,9 +106,7 @@ def test_without_its_control_run_it_is_never_green(compiled: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("plant", "gates"), [("late", {"flips", "chain"}), ("argmax", {"flips"}), ("nan", {"logits"})])
-def test_a_faulty_engine_is_caught_and_its_control_is_not(
-    compiled: Path, tmp_path: Path, plant: str, gates: set[str]
-) -> None:
+def test_a_faulty_engine_is_caught_and_its_control_is_not(compiled: Path, tmp_path: Path, plant: str, gates: set[str]) -> None:
     dump(compiled, tmp_path / "run", "--plant", plant)
     code, verdicts, document, _ = gate(tmp_path / "run")
     assert code == 1

@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "subjects.md"
 
 # An engine with the interface that the page uses. It knows the tiny golden's answers by the ids it is fed, and gives for
 # each layer a residual stream that has the golden's sketch.
-PORT = '''
+PORT = """
 from types import SimpleNamespace
 import numpy as np
 from oracle.golden.sketch import sketch_signs
@@ -43,7 +43,7 @@ class Engine:
                               experts=e.expert_ids, weights=e.expert_weights, residual=residual.astype(np.float32))
         FAULT
         return out
-'''
+"""
 
 
 def block() -> str:
