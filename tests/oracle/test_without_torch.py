@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.run import Run, save_run
+
+Python = Callable[..., tuple[int, str, str]]
 
 BLOCKED = ("torch", "transformers", "accelerate", "numba", "llvmlite", "tokenizers", "ttnn")
 BLOCKER = f"""
@@ -31,7 +34,7 @@ PathFinder.find_spec = classmethod(found)
 
 
 @pytest.fixture
-def python(tmp_path: Path):  # noqa: ANN201 - a function of the command line
+def python(tmp_path: Path) -> Python:
     """Run this Python with arguments where `BLOCKED` cannot be imported, by workers neither: exit code, output, errors."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(BLOCKER)
@@ -48,7 +51,7 @@ def python(tmp_path: Path):  # noqa: ANN201 - a function of the command line
 GATE = ("-c", "from oracle.cli import main; main()", "gate")
 
 
-def test_the_libraries_are_out_of_reach(python) -> None:
+def test_the_libraries_are_out_of_reach(python: Python) -> None:
     """The control: without it, the other tests would pass in any environment."""
     script = "import sys\nfor name in sys.argv[1:]:\n    try: __import__(name)\n    except ImportError as e: print(e)"
     code, out, _ = python("-c", script, *BLOCKED)
@@ -56,7 +59,7 @@ def test_the_libraries_are_out_of_reach(python) -> None:
 
 
 def test_a_stored_run_is_judged(
-    python, tiny_golden: tuple[Golden, bytes], tiny_folder: Path, tiny_golden_folder: Path, tmp_path: Path
+    python: Python, tiny_golden: tuple[Golden, bytes], tiny_folder: Path, tiny_golden_folder: Path, tmp_path: Path
 ) -> None:
     golden = tiny_golden[0]
     subject = FACTORY.open(SubjectRequest(tiny_folder, tiny_golden_folder))
@@ -72,7 +75,7 @@ def test_a_stored_run_is_judged(
     assert out.endswith("\nPASS\n")
 
 
-def test_the_reference_is_refused_in_one_line(python) -> None:
+def test_the_reference_is_refused_in_one_line(python: Python) -> None:
     code, out, error = python(*GATE, "--subject", "reference")
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("error: subject 'reference' cannot be used here: No module named ")
@@ -80,7 +83,7 @@ def test_the_reference_is_refused_in_one_line(python) -> None:
 
 
 @pytest.mark.slow
-def test_the_decoder_on_the_simulated_device_is_judged(python, tmp_path: Path) -> None:
+def test_the_decoder_on_the_simulated_device_is_judged(python: Python, tmp_path: Path) -> None:
     """Worker processes, the device, every gate and every control."""
     code, out, error = python(*GATE, "--json", tmp_path / "verdict.json")
     assert (code, error) == (0, ""), out
@@ -89,7 +92,7 @@ def test_the_decoder_on_the_simulated_device_is_judged(python, tmp_path: Path) -
     assert verdict["gates"][0]["measured"]["chat_template"] == "transformers is not installed: chats not rendered"
 
 
-def test_the_decoder_opens_and_steps(python) -> None:
+def test_the_decoder_opens_and_steps(python: Python) -> None:
     script = """
 import sys
 from pathlib import Path

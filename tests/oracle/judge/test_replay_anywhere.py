@@ -43,7 +43,9 @@ def stored(tiny_golden: tuple[Golden, bytes], tiny_folder: Path, tiny_golden_fol
     """A run that is off by noise at every position and flips at some, with its control run."""
     golden, rng = tiny_golden[0], np.random.default_rng(5)
     subject = FACTORY.open(SubjectRequest(tiny_folder, tiny_golden_folder))
-    perfect = Run(subject.identity, golden.digest, {p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts})
+    perfect = Run(
+        subject.identity, golden.digest, {p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts}
+    )
 
     def shaken(run: PromptRun) -> PromptRun:
         def off(values: np.ndarray | None) -> np.ndarray:

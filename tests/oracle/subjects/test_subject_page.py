@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "subjects.md"
 
 # An engine with the interface that the page uses. It knows the tiny golden's answers by the ids it is fed, and gives for
 # each layer a residual stream that has the golden's sketch.
-PORT = '''
+PORT = """
 from types import SimpleNamespace
 import numpy as np
 from oracle.golden.sketch import sketch_signs
@@ -44,7 +44,7 @@ class Engine:
                               router_logits=e.router_logits)
         FAULT
         return out
-'''
+"""
 
 
 def block() -> str:
@@ -94,6 +94,7 @@ def test_it_is_found_and_judged_green(judged: Any) -> None:
     assert all(control["behaved"] for gate in document["gates"] for control in gate["controls"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "gate"),
     [
