@@ -9,6 +9,7 @@ Exact, since nothing here is arithmetic. No other comparison speaks without it: 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,16 @@ class AlignmentGate:
             experts = run.expert_ids.copy()
             experts[0, 0, 0] = experts[0, 0, 1]
             spoiled["an expert twice"] = {"expert_ids": experts}
-            spoiled["experts in one pass only"] = {"free_expert_ids": None}
-        return {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+            if len(case.answered()) > 1:
+                spoiled["experts of all prompts but one"] = {
+                    "expert_ids": None,
+                    "expert_weights": None,
+                    "free_expert_ids": None,
+                }
+        planted = {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+        if run.expert_ids is not None:
+            planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
+        return planted
 
 
 def _next_id(ids: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,16 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+@runtime_checkable
+class ForcesRouting(Protocol):
+    """An optional ability of a subject: to use given experts in place of its router's own, so that router noise is out of a
+    comparison and what still differs is arithmetic. Its evidence then shows the experts it used."""
+
+    def force_routing(self, expert_ids: Int32, expert_weights: Float32) -> None:
+        """From the next `start` on, use `[position]` of these at each step: int32 and float32 [T, L, k]. `reset` ends it."""
         ...
 
 
