@@ -8,3 +8,16 @@ Ends with 0 when both marks are met and the verdict is the honest run's, 1 when 
 """
 
 from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from processes_memory import watch
+from invented import invent_checkpoint, invent_golden, invent_run
+from scratch import progress, scratch_folder
+from tables import Mark, print_marks, print_table

@@ -135,7 +135,9 @@ def _bands(arms: Sequence[Comparison]) -> Bands:
     )
 
 
-def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]) -> HeldOut:
+def _hold_out(
+    name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]
+) -> HeldOut:
     arm, others = arms[name], [other for key, other in arms.items() if key != name]
     bins, bands = _bins(others), _bands(others)
     limits = Limits(floor=Statistics.largest(statistics(other) for other in others), multiple=LIMIT_MULTIPLE)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oracle.golden.calibration import ClassCalibration
-from oracle.golden.compare import Comparison, compare
+from oracle.golden.compare import Comparison, compare, concatenate
 from oracle.golden.evidence import PromptEvidence, PromptProbes, log_sum_exp, top_logits
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble, write_golden
@@ -149,7 +149,9 @@ def invent_class(
     return calibrate(name, arms)
 
 
-def perturb(prompt: PromptEvidence, rng: np.random.Generator, noise: float, probes: PromptProbes | None = None) -> PromptRun:
+def perturb(
+    prompt: PromptEvidence, rng: np.random.Generator, noise: float, probes: PromptProbes | None = None
+) -> PromptRun:
     """A run that answers `prompt` with all numbers off by relative `noise`; ids, positions and experts are exact."""
     others = TINY["vocab_size"] - prompt.top_ids.shape[1]
     rest = 1.0 - np.exp(prompt.top_logits - prompt.logsumexp[:, None]).sum(axis=1)

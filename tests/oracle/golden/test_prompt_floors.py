@@ -79,9 +79,7 @@ def test_no_statistic_of_a_union_is_above_the_largest_upper_one_of_its_parts(par
 
 def test_interpolated_quantiles_would_not_do() -> None:
     """Why the floors of prompts are upper quantiles: two equal prompts have a larger p90 than either."""
-    part = comparison(
-        [(kl, [0.0] * LAYERS, [1.0] * LAYERS, [1.0] * LAYERS, [False] * LAYERS, [0.0] * LAYERS) for kl in (0.0, 1.0)]
-    )
+    part = comparison([(kl, [0.0] * LAYERS, [1.0] * LAYERS, [1.0] * LAYERS, [False] * LAYERS, [0.0] * LAYERS) for kl in (0.0, 1.0)])
     both = concatenate([part, part])
     assert (statistics(part).kl[1], statistics(both).kl[1]) == (0.9, 1.0)
     assert statistics(part, upper=True).kl[1] == 1.0

@@ -53,11 +53,7 @@ def test_an_honest_engine_is_green_by_every_gate_of_its_class(
     identity = subject.identity
     assert (identity.name, identity.arm, identity.numeric_class) == (name, arm, numeric_class)
     prompts = tuple(sorted(golden.prompts, key=lambda p: (len(p.fed), p.name))[:PROMPTS])
-    run = Run(
-        identity,
-        golden.digest,
-        {prompt.name: drive(subject, prompt, golden.probes_of(prompt.name).positions) for prompt in prompts},
-    )
+    run = Run(identity, golden.digest, {prompt.name: drive(subject, prompt, golden.probes_of(prompt.name).positions) for prompt in prompts})
     part = Golden(golden.document, prompts, golden.probes)
     case = Case(part, run, Checkpoint.open(mini_checkpoint()), golden.document.classes[numeric_class])
     judgements = {gate.name: gate.judge(case) for gate in GATES}
