@@ -141,7 +141,7 @@ def gate(request: pytest.FixtureRequest, kolibri_gates: KolibriGates) -> dict[st
 
 def _required(config: pytest.Config) -> tuple[str, ...]:
     """The names after `--kolibri-require`, each once."""
-    asked = [name.strip() for value in config.getoption("--kolibri-require") for name in value.split(",")]
+    asked = [name.strip() for value in config.getoption("--kolibri-require") or () for name in value.split(",")]
     if unknown := [name for name in asked if name not in (*GATE_NAMES, ALL)]:
         raise pytest.UsageError(f"--kolibri-require: no gate {unknown[0]!r}; name {ALL} or some of {', '.join(GATE_NAMES)}")
     return tuple(dict.fromkeys(asked))

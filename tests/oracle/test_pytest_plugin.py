@@ -131,6 +131,13 @@ def reports() -> Callable[[SessionOptions], Report]:
     return make
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported(reports: Callable[[SessionOptions], Report]) -> None:
+    """Import all that a session needs before the first inner one: pytester forgets what an inner session imported, and a
+    native library that is then imported anew into the same process crashes it."""
+    reports(SessionOptions(mini_checkpoint(), mini_checkpoint() / "golden", "perfect"))
+
+
 @pytest.fixture(scope="module")
 def spoiled_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A subject with hard flips, and with two devices, installed as a package of its own."""
