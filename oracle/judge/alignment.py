@@ -72,7 +72,7 @@ class AlignmentGate:
         return Judgement(compared, (*findings, *_mixed_evidence(case)))
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """One array of the first prompt after the other, spoiled."""
+        """One array of the first prompt after the other, spoiled; evidence that only some hold; and a device fault."""
         prompt, run = case.answered()[0]
         spoiled: dict[str, dict[str, np.ndarray | None]] = {
             "positions counted from 1": {"positions": run.positions + np.int32(1)},
@@ -84,6 +84,7 @@ class AlignmentGate:
             "one NaN": {"logsumexp": _with_nan(run.logsumexp)},
         }
         if run.expert_ids is not None:
+<<<<<<< HEAD
             experts = run.expert_ids.copy()
             experts[0, 0, 0] = experts[0, 0, 1]
             spoiled["an expert twice"] = {"expert_ids": experts}
@@ -96,12 +97,37 @@ class AlignmentGate:
         planted = {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
         if run.expert_ids is not None:
             planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
+=======
+            for name, expert in (
+                ("an expert twice", run.expert_ids[0, 0, 1]),
+                ("an expert that does not exist", case.checkpoint.config.num_experts),
+                ("a negative expert", -1),
+            ):
+                spoiled[name] = {"expert_ids": _with_first(run.expert_ids, expert)}
+            if len(case.answered()) > 1:
+                without = ("expert_ids", "expert_weights", "free_expert_ids")
+                spoiled["experts of all prompts but one"] = dict.fromkeys(without)
+        if run.expert_weights is not None:
+            for name, weight in (("a weight above one", 1.5), ("a weight below zero", -0.5)):
+                spoiled[name] = {"expert_weights": _with_first(run.expert_weights, weight)}
+        planted = {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+        if run.expert_ids is not None:
+            planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
+        others = {name: other for name, other in case.run.prompts.items() if name != prompt.name}
+        planted["a device fault"] = case.with_run(prompts=others, faults={prompt.name: "planted: a fault"})
+>>>>>>> blame
         return planted
 
 
 def _next_id(ids: np.ndarray) -> np.ndarray:
     out = ids.copy()
     out[-1] += 1
+    return out
+
+
+def _with_first(values: np.ndarray, value: float) -> np.ndarray:
+    out = values.copy()
+    out[0, 0, 0] = value
     return out
 
 

@@ -47,7 +47,8 @@ class FlipsGate:
         calibration = case.calibration
         in_bin = margin_bin(case.comparison.margin)
         positions = len(in_bin)
-        findings = list(_hard_findings([r for r in records if r.label == "hard"], positions))
+        hard = [r for r in records if r.label == "hard"]
+        findings = _hard_findings(hard, positions)
         measured: dict[str, float | int | str] = {"flips": len(records)}
         for label, counts in (("near-tie", calibration.bins.near), ("router-near-tie", calibration.bins.router)):
             probability = flip_probability(counts, calibration.bins.positions)[in_bin]
@@ -65,12 +66,12 @@ class FlipsGate:
                         positions,
                     )
                 )
-        measured["hard"] = sum(r.label == "hard" for r in records)
+        measured["hard"] = len(hard)
         measured |= _smallest_bands(records)
         return Judgement(positions, tuple(findings), measured)
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """A second choice, an unlikely id, and exact ties decided otherwise too often."""
+        """A second choice, an unlikely id, and exact ties decided otherwise too often, by the router too."""
         prompt, run = max(case.answered(), key=lambda pair: float(pair[0].margin.max()))
         position = int(prompt.margin.argmax())
         second, outside = run.argmax.copy(), run.argmax.copy()
@@ -80,11 +81,24 @@ class FlipsGate:
         logits[:, 1] = logits[:, 0]
         prompts = tuple(replace(p, top_logits=logits) if p is prompt else p for p in case.golden.prompts)
         tied = case.with_golden(prompts=prompts)
-        return {
+        otherwise = tied.with_prompt(prompt.name, argmax=prompt.top_ids[:, 1].copy())
+        planted = {
             "a hard flip": case.with_prompt(prompt.name, argmax=second),
             "an id outside the stored ones": case.with_prompt(prompt.name, argmax=outside),
-            "too many near ties": tied.with_prompt(prompt.name, argmax=prompt.top_ids[:, 1].copy()),
+            "too many near ties": otherwise,
         }
+        if run.expert_ids is not None:
+            experts = _other_experts(run.expert_ids, case.checkpoint.config.num_experts)
+            planted["too many router near ties"] = otherwise.with_prompt(prompt.name, expert_ids=experts)
+        return planted
+
+
+def _other_experts(ids: np.ndarray, experts: int) -> np.ndarray:
+    """At every position, another expert in the last place of the first layer."""
+    out = ids.copy()
+    for chosen in out:
+        chosen[0, -1] = next(expert for expert in range(experts) if expert not in chosen[0])
+    return out
 
 
 def _hard_findings(hard: list[FlipRecord], positions: int) -> list[Finding]:

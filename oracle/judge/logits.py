@@ -94,13 +94,14 @@ class LogitsGate:
     def plants(self, case: Case) -> dict[str, Case]:
         """A head 5 % too large, one NaN, a logsumexp of other logits; in class fp32 one logit at one position."""
         prompt, run = case.answered()[0]
-        non_finite, logits = run.non_finite.copy(), run.logits_at_golden.copy()
+        non_finite, logits, logsumexp = run.non_finite.copy(), run.logits_at_golden.copy(), run.logsumexp.copy()
         non_finite[0] = 1
+        logsumexp[0] -= 0.1  # at one position, where neither median nor p90 sees it
         logits[0, 0] -= np.float32(10 * FP32_TOLERANCE * np.abs(logits[0]).max())
         cases = {
             "a head 5 % too large": case.with_prompts(_sharpen),
             "one NaN": case.with_prompt(prompt.name, non_finite=non_finite),
-            "a logsumexp of other logits": case.with_prompt(prompt.name, logsumexp=run.logsumexp - 0.1),
+            "a logsumexp of other logits": case.with_prompt(prompt.name, logsumexp=logsumexp),
         }
         if case.calibration.numeric_class == "fp32":
             cases["one logit at one position"] = case.with_prompt(prompt.name, logits_at_golden=logits)
