@@ -84,20 +84,6 @@ class AlignmentGate:
             "one NaN": {"logsumexp": _with_nan(run.logsumexp)},
         }
         if run.expert_ids is not None:
-<<<<<<< HEAD
-            experts = run.expert_ids.copy()
-            experts[0, 0, 0] = experts[0, 0, 1]
-            spoiled["an expert twice"] = {"expert_ids": experts}
-            if len(case.answered()) > 1:
-                spoiled["experts of all prompts but one"] = {
-                    "expert_ids": None,
-                    "expert_weights": None,
-                    "free_expert_ids": None,
-                }
-        planted = {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
-        if run.expert_ids is not None:
-            planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
-=======
             for name, expert in (
                 ("an expert twice", run.expert_ids[0, 0, 1]),
                 ("an expert that does not exist", case.checkpoint.config.num_experts),
@@ -115,7 +101,6 @@ class AlignmentGate:
             planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
         others = {name: other for name, other in case.run.prompts.items() if name != prompt.name}
         planted["a device fault"] = case.with_run(prompts=others, faults={prompt.name: "planted: a fault"})
->>>>>>> blame
         return planted
 
 
