@@ -20,23 +20,23 @@ MARGIN_EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 BUDGET_TAIL = 1e-3
 """A count of flips fires where the floor would give as many or more with a smaller probability than this."""
 
-NEAR_MARGIN = 0.3
-"""Nats. Only where the margin is below this can honest noise flip a token, so only there are margin changes a band's base."""
+NEAR_MARGIN = 3.0
+"""Nats. Margin changes are a band's base where the margin is below this: beyond, nothing honest flips."""
 
-NEAR_MULTIPLE = 1.5
-"""The regret band is this multiple of the floor's largest margin change near ties. A stored band beyond it is refused.
+NEAR_MULTIPLE = 1.0
+"""Regret bands are this multiple of the floor's largest margin change below `NEAR_MARGIN`. A stored band beyond it is refused.
 
-A flip of the two largest logits needs a margin change of at least its regret, and every position near a tie shows one, flip
-or not. The largest regret of the flips alone does not separate: on 100 goldens of 17 prompts drawn from 120 that no multiple
-was set on (2026-11-30, `training/check_bands.py`), three times it failed an honest bf16 arm on 36, since few flips have a
-heavy tail. Of the largest margin change no held-out arm's regret was more than 0.53.
+A flip of the two largest logits needs a margin change of at least its regret, and every position shows one, flip or not. The
+largest regret of the flips alone does not separate: on 100 goldens of 17 prompts drawn from 120 that no multiple was set on
+(2026-11-30, `training/check_bands.py`), three times it failed an honest bf16 arm on 36, since few flips have a heavy tail. Of
+the largest margin change no held-out arm's regret was more than 0.66, or 0.84 where expert sets differ; with changes below 0.3
+nats alone as the base it was 1.7.
 """
 
 BAND_MULTIPLE = 3.0
-"""Router bands are this multiple of the floor's largest router gap, and margin change near ties where sets differ.
+"""The router band is this multiple of the floor's largest router gap at the first layer whose expert sets differ.
 
-On the same 100 goldens held-out arms reach 2.1 times the others' largest gap and 2.4 times their largest such change: positions
-where expert sets differ are few.
+On the same goldens held-out arms reach 2.1 times the others' largest gap: positions where sets differ are few.
 """
 
 LIMIT_MULTIPLE = 2.0
@@ -99,9 +99,12 @@ class MarginBins(BaseModel):
             raise ValueError("a bin has more flips than positions")
         return self
 
-    def change_near_ties(self, changes: tuple[float, ...]) -> float:
-        """The largest of `near_change` or `router_change` over the bins below `NEAR_MARGIN`."""
-        return max(change for edge, change in zip(MARGIN_EDGES, changes, strict=True) if edge < NEAR_MARGIN)
+    @property
+    def largest_changes(self) -> tuple[float, float]:
+        """The largest margin change below `NEAR_MARGIN` where expert sets agree, and anywhere."""
+        below = [index for index, edge in enumerate(MARGIN_EDGES) if edge < NEAR_MARGIN]
+        near, router = (max(changes[index] for index in below) for changes in (self.near_change, self.router_change))
+        return near, max(near, router)
 
 
 class Bands(BaseModel):
@@ -111,9 +114,10 @@ class Bands(BaseModel):
         regret: flips whose expert sets agree.
         router_gap: the gap at the first layer whose sets differ.
         router_regret: flips whose sets differ within `router_gap`.
-        floor_regret, floor_router_regret: the floor's largest margin change near ties, where expert sets agree and where not.
+        floor_regret, floor_router_regret: the floor's largest margin change below `NEAR_MARGIN`, where expert sets agree, and
+            anywhere.
         floor_router_gap: its largest gap at the first layer whose sets differ.
-        near_multiple: the declared multiple of `regret`; `multiple` that of the other two.
+        near_multiple: the declared multiple of `regret` and `router_regret`; `multiple` that of `router_gap`.
     """
 
     model_config = _STRICT
@@ -131,7 +135,7 @@ class Bands(BaseModel):
     def _within_multiple(self) -> Bands:
         for name in ("regret", "router_gap", "router_regret"):
             band, floor = getattr(self, name), getattr(self, f"floor_{name}")
-            multiple = self.near_multiple if name == "regret" else self.multiple
+            multiple = self.multiple if name == "router_gap" else self.near_multiple
             if band > multiple * floor * (1 + 1e-12):
                 raise ValueError(f"band {name} {band:.6g} is beyond {multiple} times the floor's {floor:.6g}: inflated")
         return self
@@ -281,9 +285,8 @@ class ClassCalibration(BaseModel):
             raise ValueError(
                 f"the bins hold {sum(self.bins.positions)} positions, {len(self.arms)} arms have {self.positions} each"
             )
-        for name, changes in (("regret", self.bins.near_change), ("router_regret", self.bins.router_change)):
-            stated, shown = getattr(self.bands, f"floor_{name}"), self.bins.change_near_ties(changes)
-            if stated != shown:
+        for name, shown in zip(("regret", "router_regret"), self.bins.largest_changes, strict=True):
+            if (stated := getattr(self.bands, f"floor_{name}")) != shown:
                 raise ValueError(f"bands.floor_{name} is {stated:.6g}, but the bins show a margin change of {shown:.6g}")
         if self.limits.multiple > LIMIT_MULTIPLE:
             raise ValueError(f"limits of {self.limits.multiple} times the floor, allowed are {LIMIT_MULTIPLE}: inflated")

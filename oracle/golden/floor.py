@@ -130,12 +130,12 @@ def _bins(arms: Sequence[Comparison]) -> MarginBins:
 
 
 def _bands(arms: Sequence[Comparison], bins: MarginBins) -> Bands:
-    regret, router_regret = bins.change_near_ties(bins.near_change), bins.change_near_ties(bins.router_change)
+    regret, router_regret = bins.largest_changes
     router_gap = float(max(arm.set_gap.max(initial=0.0, where=~arm.sets_agree) for arm in arms))
     return Bands(
         regret=NEAR_MULTIPLE * regret,
         router_gap=BAND_MULTIPLE * router_gap,
-        router_regret=BAND_MULTIPLE * router_regret,
+        router_regret=NEAR_MULTIPLE * router_regret,
         floor_regret=regret,
         floor_router_gap=router_gap,
         floor_router_regret=router_regret,

@@ -111,7 +111,7 @@ def bands(**values: Any) -> Bands:
     base = {
         "regret": NEAR_MULTIPLE * 0.1,
         "router_gap": BAND_MULTIPLE * 0.01,
-        "router_regret": BAND_MULTIPLE * 0.2,
+        "router_regret": NEAR_MULTIPLE * 0.2,
         "floor_regret": 0.1,
         "floor_router_gap": 0.01,
         "floor_router_regret": 0.2,
@@ -128,8 +128,11 @@ def test_a_band_beyond_its_multiple_of_the_floor_is_refused(name: str) -> None:
     for inflated in (allowed * 1.001, allowed * 6.5):
         with pytest.raises(ValidationError, match=f"band {name} .* inflated"):
             bands(**{name: inflated})
-    with pytest.raises(ValidationError, match="inflated"):
-        bands(**{"near_multiple" if name == "regret" else "multiple": 1.0})
+
+
+def test_a_band_must_be_within_the_multiple_it_states() -> None:
+    with pytest.raises(ValidationError, match="band router_gap .* inflated"):
+        bands(multiple=1.0)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def with_bands(case: Case, regret: float = 0.0, router_gap: float = 0.0, router_
         router_regret=router_regret,
         floor_regret=regret / NEAR_MULTIPLE,
         floor_router_gap=router_gap / BAND_MULTIPLE,
-        floor_router_regret=router_regret / BAND_MULTIPLE,
+        floor_router_regret=router_regret / NEAR_MULTIPLE,
         near_multiple=NEAR_MULTIPLE,
         multiple=BAND_MULTIPLE,
     )
