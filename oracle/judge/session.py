@@ -182,10 +182,7 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
     first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
     planted = [
-        (
-            PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name, options.step_timeout),
-            expected,
-        )
+        (replace(first, request=replace(request, plant=plant)), expected)
         for plant, expected in sorted(factory.plants.items())
         if expected == "gate:slots" or expected.startswith("device-fault:")
     ]
