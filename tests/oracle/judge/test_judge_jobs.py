@@ -75,7 +75,8 @@ class Wrapped:
 
 
 class Factory:
-    arms = dict.fromkeys(("honest", "dying", "hanging", "slow", "leaving", "faulting", "crashing", "opening", "refusing"), "bf16")
+    names = "honest dying hanging slow leaving faulting crashing opening refusing"
+    arms = dict.fromkeys(names.split(), "bf16")
     devices = ()
     plants = {"rust": "device-fault:rust"}
 
