@@ -35,6 +35,8 @@ def print_report(console: Console, report: Report) -> None:
     if report.flips:
         console.print(_flip_table(report.flips))
     console.print(Text(f"flips: {len(report.flips)}, signature {report.flip_signature}"), soft_wrap=True)
+    if left_out := report.run.left_out:
+        console.print(Text(f"left out, {len(left_out)} prompts: {', '.join(left_out)}"), soft_wrap=True)
     headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
     console.print(Text(headline, style=_STYLE[report.verdict]))
 

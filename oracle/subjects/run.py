@@ -118,6 +118,7 @@ class Run:
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
+        left_out: names of the prompts that were deliberately not run, as for want of time; the verdict is partial.
     """
 
     identity: SubjectIdentity
@@ -127,6 +128,7 @@ class Run:
     slots: SlotEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 class RunDocument(Sealed):
@@ -140,6 +142,7 @@ class RunDocument(Sealed):
     slots: SlotEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
     arrays_digest: str
 
 
@@ -186,6 +189,7 @@ def _write(run: Run, folder: Path) -> None:
             "slots": None if run.slots is None else asdict(run.slots),
             "stats": run.stats,
             "environment": run.environment,
+            "left_out": run.left_out,
             "arrays_digest": digest(packed),
         }
     )
@@ -214,6 +218,8 @@ def load_run(folder: Path) -> Run:
     if digest(packed) != document.arrays_digest:
         raise RunError(f"{arrays_path} does not have the digest that {path.name} gives; {_ADVICE}")
     prompts = _split(document, unpack_arrays(packed, arrays_path, RunError, _ADVICE), path)
+    if both := sorted(set(document.left_out) & {*document.prompts, *document.faults}):
+        raise RunError(f"{path}: prompt {both[0]} is said to be left out, and has an answer or a fault; {_ADVICE}")
     if document.content_digest() != document.digest:
         raise RunError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
     return Run(
@@ -224,6 +230,7 @@ def load_run(folder: Path) -> Run:
         slots=document.slots,
         stats=document.stats,
         environment=document.environment,
+        left_out=document.left_out,
     )
 
 
