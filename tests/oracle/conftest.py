@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from oracle.serialization import canonical_json, digest
 from oracle.subjects.harness import PassEvidence, digest_embedding, record
 from oracle.subjects.run import PromptRun
 
+LENGTHS = {"first": (5, 14), "second": (3, 12)}
 Reseal = Callable[[Path, Callable[[dict[str, Any]], None]], None]
 
 
@@ -89,12 +90,24 @@ def perturbed_run() -> Callable[..., PromptRun]:
     return perturb
 
 
-def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]:
-    """A consistent golden: chains are the argmax of the stored logits, floors come from small noise."""
+@pytest.fixture(scope="session")
+def invented_golden() -> Callable[..., tuple[Golden, bytes]]:
+    """The function `invent_golden`, for goldens of other prompts than `tiny_golden`'s."""
+    return invent_golden
+
+
+def invent_golden(
+    checkpoint: Checkpoint, seed: int = 0, lengths: Mapping[str, tuple[int, int]] = LENGTHS
+) -> tuple[Golden, bytes]:
+    """A consistent golden: chains are the argmax of the stored logits, floors come from small noise.
+
+    Args:
+        lengths: by prompt name, ids given and generated; the first is probed at its position 17.
+    """
     rng = np.random.default_rng(seed)
-    specs = (
-        PromptSpec(name="first", ids=tuple(rng.integers(0, 96, 5).tolist()), new_tokens=14),
-        PromptSpec(name="second", ids=tuple(rng.integers(0, 96, 3).tolist()), new_tokens=12),
+    specs = tuple(
+        PromptSpec(name=name, ids=tuple(rng.integers(0, 96, given).tolist()), new_tokens=generated)
+        for name, (given, generated) in lengths.items()
     )
     router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     prompts = tuple(invent_evidence(spec, rng) for spec in specs)
@@ -117,7 +130,7 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         prompts=prompts,
         classes={"fp32": invent_class("fp32", prompts, probed, 1e-7), "bf16": invent_class("bf16", prompts, probed, 1e-4)},
         sensitivity=measure({p.name: (p.prompt_ids, p.generated) for p in prompts}),
-        probe_prompt="first",
+        probe_prompt=specs[0].name,
         probes=probes,
     )
 
