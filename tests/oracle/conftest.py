@@ -109,8 +109,9 @@ def invent_golden(
         PromptSpec(name=name, ids=tuple(rng.integers(0, 96, given).tolist()), new_tokens=generated)
         for name, (given, generated) in lengths.items()
     )
-    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     prompts = tuple(invent_evidence(spec, rng) for spec in specs)
+    hidden = rng.normal(size=(3, 3, 64)).astype(np.float32)
+    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     for prompt, positions, logits in ((prompts[0], [4, 17], router_logits[:2]), (prompts[1], [2], router_logits[2:])):
         prompt.expert_ids[positions] = np.argsort(-(logits + selection_bias(checkpoint)), axis=2)[..., :3]
         chosen = np.take_along_axis(logits, prompt.expert_ids[positions], axis=2)
@@ -119,7 +120,7 @@ def invent_golden(
     probes = Probes(
         prompts=np.array([0, 0, 1], dtype=np.int32),
         positions=np.array([4, 17, 2], dtype=np.int32),
-        hidden=rng.normal(size=(3, 3, 64)).astype(np.float32),
+        hidden=hidden,
         router_logits=router_logits,
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
