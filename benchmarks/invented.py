@@ -127,9 +127,7 @@ def _answer(prompt: PromptEvidence, rows: np.ndarray, rng: np.random.Generator |
     )
 
 
-def _write_golden(
-    folder: Path, checkpoint: Checkpoint, prompts: tuple[PromptEvidence, ...], rng: np.random.Generator
-) -> str:
+def _write_golden(folder: Path, checkpoint: Checkpoint, prompts: tuple[PromptEvidence, ...], rng: np.random.Generator) -> str:
     config = checkpoint.config
     layers, hidden, experts = config.num_hidden_layers, config.hidden_size, config.num_experts
     arms = tuple(f"arm-{index}" for index in range(ARMS))

@@ -28,7 +28,8 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault, KolibriError, UsageError
 from oracle.judge.flip_file import flip_document
 from oracle.judge.gates import select
-from oracle.judge.session import SessionOptions, judge_recorded, record_session
+from oracle.judge.jobs import STEP_TIMEOUT
+from oracle.judge.session import SessionOptions, judge_recorded, localised, record_session
 from oracle.judge.verdict import Report
 from oracle.report.plain import escaped
 from oracle.report.terminal import print_report
@@ -93,6 +94,9 @@ def gate(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. Default: all cores. Results do not depend on it.")
     ] = None,
+    step_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a step that has not ended is a fault of its prompt.")
+    ] = STEP_TIMEOUT,
     json_file: JsonOption = None,
 ) -> None:
     """Run a subject on the golden's prompts, teacher-forced and free-running, and judge it by every gate."""
@@ -115,13 +119,14 @@ def gate(
         only=only,
         replay=replay,
         workers=jobs,
+        step_timeout=step_timeout,
     )
     selected = select(options.only)
     with _progress("jobs") as advance:
         recorded = record_session(options, advance)
     if save_run_to is not None:
         save_run(recorded.run, save_run_to, control=recorded.perfect)
-    report = judge_recorded(recorded, selected, partial=only is not None)
+    report = localised(options, judge_recorded(recorded, selected, partial=only is not None))
     if flips_file is not None:
         write_file(flips_file, flip_document(recorded.golden, report).to_json())
     _finish(report, json_file)

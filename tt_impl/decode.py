@@ -8,10 +8,11 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
-from oracle.subjects.protocol import FillObserver, ResidentImage, StepEvidence
+from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
+from tt_impl.isolate import run_layer
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
@@ -111,6 +112,13 @@ class Decoder:
             residual=np.stack([tap.array()[0].astype(np.float32) for tap in residuals]),
             router_logits=np.stack([routing.logits for routing in routings]),
         )
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        """Layer `layer` alone over `inputs` [T, hidden]; see `run_layer`. Begins and leaves a new sequence."""
+        self.start()
+        outputs = run_layer(self._device, self._layers[layer], self._cache, inputs, self._settings.activation)
+        self.start()
+        return outputs
 
     def _embed(self, scratch: Scratch, token: int) -> tuple[Tensor, ReadHandle]:
         """The residual stream before layer 0, [1, hidden], and the tap of the bf16 row that it was made from."""

@@ -8,6 +8,7 @@ from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import (
     FillObserver,
+    Float32,
     NumericClass,
     ResidentImage,
     StepEvidence,
@@ -44,6 +45,9 @@ class TtSubject:
 
     def step(self, token: int) -> StepEvidence:
         return self._decoder.step(token)
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        return self._decoder.layer(layer, inputs)
 
     def stats(self) -> Mapping[str, int]:
         return self._decoder.stats()

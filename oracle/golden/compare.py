@@ -29,6 +29,7 @@ class Comparison:
         top: float64 [T], the golden's top-1 logit.
         margin: float64 [T], the golden's top-1 minus top-2.
         flip: bool [T], the run's argmax is not the golden's.
+        margin_change: float64 [T], how far the run's difference of the golden's two largest logits is from the margin.
         regret: float64 [T], the golden's top-1 minus its logit of the run's argmax; 0 without a flip. For a token
             outside the stored ids, the regret of the last stored one: a lower bound.
         rank: int64 [T], place of the run's argmax among the golden's stored ids, or `OUTSIDE`.
@@ -51,6 +52,7 @@ class Comparison:
     top: npt.NDArray[np.float64]
     margin: npt.NDArray[np.float64]
     flip: npt.NDArray[np.bool_]
+    margin_change: npt.NDArray[np.float64]
     regret: npt.NDArray[np.float64]
     rank: npt.NDArray[np.int64]
     kl: npt.NDArray[np.float64]
@@ -128,6 +130,7 @@ def compare(golden: PromptEvidence, run: PromptRun | Shown, probes: PromptProbes
         top=stored[:, 0],
         margin=stored[:, 0] - stored[:, 1],
         flip=rank != 0,
+        margin_change=np.abs((shown[:, 0] - shown[:, 1]) - (stored[:, 0] - stored[:, 1])),
         regret=stored[:, 0] - chosen,
         rank=rank,
         kl=_divergence(stored, golden.logsumexp, shown, run.logsumexp),

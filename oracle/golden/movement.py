@@ -19,7 +19,16 @@ from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.flip_class import classify, ulp
 from oracle.golden.recomputation import BOUND, VALUE_BOUND, compare_recomputed
 
-NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=1)
+NO_BANDS = Bands(
+    regret=0,
+    router_gap=0,
+    router_regret=0,
+    floor_regret=0,
+    floor_router_gap=0,
+    floor_router_regret=0,
+    near_multiple=1,
+    multiple=1,
+)
 """Of a golden without a floor of class fp32: only what no fp32 engine can decide is a tie."""
 
 

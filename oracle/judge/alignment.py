@@ -9,6 +9,7 @@ Exact, since nothing here is arithmetic. No other comparison speaks without it: 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class AlignmentGate:
     name = "alignment"
     definition = {
         "version": 3,
-        "metric": "ids, positions, embedding rows, shapes, evidence at every prompt or none, contradictions",
+        "metric": "ids, positions, embedding rows, shapes, evidence at every prompt or none, finiteness, contradictions",
         "statistic": "equality",
     }
     blind_to = "a subject that reports an id, position or row other than the one it computes with"
@@ -71,7 +72,7 @@ class AlignmentGate:
         return Judgement(compared, (*findings, *_mixed_evidence(case)))
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """One array of the first prompt after the other, spoiled."""
+        """One array of the first prompt after the other, spoiled; evidence that only some hold; and a device fault."""
         prompt, run = case.answered()[0]
         spoiled: dict[str, dict[str, np.ndarray | None]] = {
             "positions counted from 1": {"positions": run.positions + np.int32(1)},
@@ -80,18 +81,44 @@ class AlignmentGate:
             "a free run fed otherwise": {"free_consumed": _next_id(run.free_consumed)},
             "an argmax that is not the largest": {"argmax": run.top_ids[:, 1].copy()},
             "a position short": {"logsumexp": run.logsumexp[:-1]},
+            "one NaN": {"logsumexp": _with_nan(run.logsumexp)},
         }
         if run.expert_ids is not None:
-            experts = run.expert_ids.copy()
-            experts[0, 0, 0] = experts[0, 0, 1]
-            spoiled["an expert twice"] = {"expert_ids": experts}
-            spoiled["experts in one pass only"] = {"free_expert_ids": None}
-        return {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+            for name, expert in (
+                ("an expert twice", run.expert_ids[0, 0, 1]),
+                ("an expert that does not exist", case.checkpoint.config.num_experts),
+                ("a negative expert", -1),
+            ):
+                spoiled[name] = {"expert_ids": _with_first(run.expert_ids, expert)}
+            if len(case.answered()) > 1:
+                without = ("expert_ids", "expert_weights", "free_expert_ids")
+                spoiled["experts of all prompts but one"] = dict.fromkeys(without)
+        if run.expert_weights is not None:
+            for name, weight in (("a weight above one", 1.5), ("a weight below zero", -0.5)):
+                spoiled[name] = {"expert_weights": _with_first(run.expert_weights, weight)}
+        planted = {name: case.with_prompt(prompt.name, **changes) for name, changes in spoiled.items()}
+        if run.expert_ids is not None:
+            planted["experts in one pass only"] = case.with_prompts(lambda shown: replace(shown, free_expert_ids=None))
+        others = {name: other for name, other in case.run.prompts.items() if name != prompt.name}
+        planted["a device fault"] = case.with_run(prompts=others, faults={prompt.name: "planted: a fault"})
+        return planted
 
 
 def _next_id(ids: np.ndarray) -> np.ndarray:
     out = ids.copy()
     out[-1] += 1
+    return out
+
+
+def _with_first(values: np.ndarray, value: float) -> np.ndarray:
+    out = values.copy()
+    out[0, 0, 0] = value
+    return out
+
+
+def _with_nan(values: np.ndarray) -> np.ndarray:
+    out = values.copy()
+    out[-1] = np.nan
     return out
 
 
@@ -104,7 +131,11 @@ def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[
         if ids is not None:
             checks.append((f"an expert id{which} is out of range or twice in a set", _bad_sets(ids, experts)))
     if (weights := run.expert_weights) is not None:
-        checks.append(("an expert's weight is no sigmoid", ((weights < 0) | (weights > 1)).any(axis=(1, 2))))
+        checks.append(("an expert's weight is no sigmoid", (~((weights >= 0) & (weights <= 1))).any(axis=(1, 2))))
+    for name in ("logits_at_golden", "top_logits", "logsumexp", "sketch"):
+        if (values := getattr(run, name)) is not None:
+            bad = (~np.isfinite(values)).reshape(len(run.argmax), -1).any(axis=1)
+            checks.append((f"array {name} holds NaN or infinity", bad))
     for what, wrong in checks:
         if wrong.any():
             first = int(wrong.argmax())

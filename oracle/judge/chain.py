@@ -39,7 +39,7 @@ class ChainGate:
         return Judgement(compared, tuple(findings), {"prompts_diverged": diverged, "prompts": len(case.answered())})
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """The free run leaves alone; and both passes leave together, at the first prompt's widest margin."""
+        """One pass leaves alone, and both leave together, at the first prompt's widest margin."""
         prompt, run = case.answered()[0]
         start = len(prompt.prompt_ids) - 1
         widest = int(prompt.margin[start:].argmax())
@@ -48,6 +48,7 @@ class ChainGate:
         chain[widest], argmax[start + widest] = second, second
         return {
             "the free run alone": case.with_prompt(prompt.name, free_generated=chain),
+            "the teacher-forced pass alone": case.with_prompt(prompt.name, argmax=argmax),
             "both passes": case.with_prompt(prompt.name, free_generated=chain, argmax=argmax),
         }
 

@@ -17,6 +17,7 @@ from oracle.judge.gate import Case, Gate, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
+from oracle.judge.soundness import golden_findings
 from oracle.judge.staging import planned_evidence
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
@@ -47,6 +48,8 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
     Args:
         perfect: the perfect subject's run, judged by the class of the subject under test.
     """
+    if golden_findings(perfect):
+        return (ControlResult("perfect", "pass", "no sound golden"), ControlResult("planted", "fire", "not run"))
     if gate.name != "golden" and AlignmentGate().judge(perfect).verdict != "pass":
         # The harness fails the perfect subject: there is nothing to plant a fault in, and that is the finding.
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))

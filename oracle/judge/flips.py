@@ -3,7 +3,7 @@
 Compared: the subject's argmax with the golden's at each position. Fires on a hard flip (outside the class's band, or a
 token outside the stored ids), and on more near ties or router near ties than the class's floor makes likely: flip
 probabilities per margin bin from the floor's arms, count fires where the Poisson-binomial tail is below 1e-3.
-Bands are three times the floor's largest regret (calibration in the golden; the floor's leave-one-out passes them).
+Bands are multiples of what honest arms change margins by near ties (calibration in the golden; leave-one-out passes them).
 Where a run shows no experts, none is excused by the router: a flip beyond the regret band is hard.
 It cannot see a fault that moves logits but no argmax: the mini's wide margins hide many; `logits` and `residual` look there.
 """
@@ -18,6 +18,7 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     BUDGET_TAIL,
     MARGIN_EDGES,
+    NEAR_MULTIPLE,
     budget,
     expected_flips,
     flip_probability,
@@ -33,6 +34,7 @@ class FlipsGate:
         "version": 3,
         "metric": "argmax at every teacher-forced position",
         "statistic": "no hard flip; Poisson-binomial tail within margin bins",
+        "near_multiple": NEAR_MULTIPLE,
         "band_multiple": BAND_MULTIPLE,
         "tail": BUDGET_TAIL,
         "margin_edges": list(MARGIN_EDGES),
@@ -45,7 +47,8 @@ class FlipsGate:
         calibration = case.calibration
         in_bin = margin_bin(case.comparison.margin)
         positions = len(in_bin)
-        findings = list(_hard_findings([r for r in records if r.label == "hard"], positions))
+        hard = [r for r in records if r.label == "hard"]
+        findings = _hard_findings(hard, positions)
         measured: dict[str, float | int | str] = {"flips": len(records)}
         for label, counts in (("near-tie", calibration.bins.near), ("router-near-tie", calibration.bins.router)):
             probability = flip_probability(counts, calibration.bins.positions)[in_bin]
@@ -63,12 +66,12 @@ class FlipsGate:
                         positions,
                     )
                 )
-        measured["hard"] = sum(r.label == "hard" for r in records)
+        measured["hard"] = len(hard)
         measured |= _smallest_bands(records)
         return Judgement(positions, tuple(findings), measured)
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """A second choice, an unlikely id, and exact ties decided otherwise too often."""
+        """A second choice, an unlikely id, and exact ties decided otherwise too often, by the router too."""
         prompt, run = max(case.answered(), key=lambda pair: float(pair[0].margin.max()))
         position = int(prompt.margin.argmax())
         second, outside = run.argmax.copy(), run.argmax.copy()
@@ -77,12 +80,25 @@ class FlipsGate:
         logits = prompt.top_logits.copy()
         logits[:, 1] = logits[:, 0]
         prompts = tuple(replace(p, top_logits=logits) if p is prompt else p for p in case.golden.prompts)
-        tied = replace(case, golden=replace(case.golden, prompts=prompts))
-        return {
+        tied = case.with_golden(prompts=prompts)
+        otherwise = tied.with_prompt(prompt.name, argmax=prompt.top_ids[:, 1].copy())
+        planted = {
             "a hard flip": case.with_prompt(prompt.name, argmax=second),
             "an id outside the stored ones": case.with_prompt(prompt.name, argmax=outside),
-            "too many near ties": tied.with_prompt(prompt.name, argmax=prompt.top_ids[:, 1].copy()),
+            "too many near ties": otherwise,
         }
+        if run.expert_ids is not None:
+            experts = _other_experts(run.expert_ids, case.checkpoint.config.num_experts)
+            planted["too many router near ties"] = otherwise.with_prompt(prompt.name, expert_ids=experts)
+        return planted
+
+
+def _other_experts(ids: np.ndarray, experts: int) -> np.ndarray:
+    """At every position, another expert in the last place of the first layer."""
+    out = ids.copy()
+    for chosen in out:
+        chosen[0, -1] = next(expert for expert in range(experts) if expert not in chosen[0])
+    return out
 
 
 def _hard_findings(hard: list[FlipRecord], positions: int) -> list[Finding]:

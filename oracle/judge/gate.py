@@ -71,6 +71,7 @@ class Case:
     Attributes:
         texts: whether the golden's texts are tokenized again where the libraries are installed; not for a stored run, whose
             judgement must not depend on what is.
+        base: what this case is a changed copy of; measures of prompts that were not changed are taken from there.
     """
 
     golden: Golden
@@ -78,6 +79,7 @@ class Case:
     checkpoint: Checkpoint
     calibration: ClassCalibration
     texts: bool = True
+    base: Case | None = field(default=None, repr=False, compare=False)
 
     def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
         """Each prompt that the run answered, in the golden's order."""
@@ -86,7 +88,14 @@ class Case:
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By prompt name; measured once, used by several gates."""
-        return {prompt.name: compare(prompt, run, self.golden.probes_of(prompt.name)) for prompt, run in self.answered()}
+        base = self.base if self.base is not None and self.base.golden.probes is self.golden.probes else None
+        known = {} if base is None else {id(prompt): run for prompt, run in base.answered()}
+        return {
+            prompt.name: base.comparisons[prompt.name]
+            if base is not None and known.get(id(prompt)) is run
+            else compare(prompt, run, self.golden.probes_of(prompt.name))
+            for prompt, run in self.answered()
+        }
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -100,7 +109,11 @@ class Case:
 
     def with_run(self, **changes: Any) -> Case:
         """A copy whose run has other fields."""
-        return replace(self, run=replace(self.run, **changes))
+        return replace(self, run=replace(self.run, **changes), base=self.base or self)
+
+    def with_golden(self, **changes: Any) -> Case:
+        """A copy whose golden has other fields."""
+        return replace(self, golden=replace(self.golden, **changes), base=self.base or self)
 
     def with_prompt(self, name: str, **changes: Any) -> Case:
         """A copy in which one prompt's run has other arrays."""

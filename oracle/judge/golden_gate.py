@@ -1,9 +1,10 @@
 """Gate `golden`: is the golden itself fit to judge by?
 
-Compared: its digests again, the checkpoint's digest, every generated id with the lowest-id argmax of its stored logits,
-the order of the stored logits, text with ids where the tokenizers library is installed, chat messages with the stored text
-where transformers is, chains for short periods and loops, and the simulated index faults its chains must expose, each at
-several positions (`golden/sensitivity.py` and `regularity.py` say how much, and where that was measured).
+Compared: the shapes of its arrays and that every number is finite, its digests again, the checkpoint's digest, every
+generated id with the lowest-id argmax of its stored logits, the order of the stored logits, text with ids where the
+tokenizers library is installed, chat messages with the stored text where transformers is, chains for short periods and
+loops, and the simulated index faults its chains must expose, each at several positions (`golden/sensitivity.py` and
+`regularity.py` say how much, and where that was measured).
 Exact. It cannot see a reference that is wrong in itself: goldens are only as right as `oracle/kolibri1`.
 """
 
@@ -22,6 +23,7 @@ from oracle.golden.recipe import PromptSpec
 from oracle.golden.regularity import SHORTEST_HALF_LOOP, regular
 from oracle.golden.sensitivity import LEAST_SHARE, count, exposures, weakest
 from oracle.judge.gate import Case, Finding, Judgement
+from oracle.judge.soundness import golden_findings
 from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, transformers_available
 
 
@@ -29,7 +31,7 @@ class GoldenGate:
     name = "golden"
     definition = {
         "version": 3,
-        "metric": "digests, stored argmax, order of logits, ids of text, text of messages, regularity",
+        "metric": "shapes, finiteness, digests, stored argmax, order of logits, ids of text, text of messages, regularity",
         "statistic": "equality",
         "least share of ids that a simulated fault changes": LEAST_SHARE,
     }
@@ -40,6 +42,8 @@ class GoldenGate:
     needs_alignment = False
 
     def judge(self, case: Case) -> Judgement:
+        if unsound := golden_findings(case):
+            return Judgement(0, unsound)
         document = case.golden.document
         findings: list[Finding] = []
         for what, expected, got in (
@@ -88,16 +92,19 @@ class GoldenGate:
         document = golden.document
 
         def with_first(**changes: Any) -> Case:
-            return replace(case, golden=replace(golden, prompts=(replace(first, **changes), *golden.prompts[1:])))
+            return case.with_golden(prompts=(replace(first, **changes), *golden.prompts[1:]))
 
         def with_document(edited: GoldenDocument) -> Case:
-            return replace(case, golden=replace(golden, document=edited))
+            return case.with_golden(document=edited)
 
+        infinite = first.logsumexp.copy()
+        infinite[0] = np.inf
         constant = np.repeat(first.top_ids[-1:], len(first.fed), axis=0)
         swapped = [0, 2, 1, *range(3, first.top_ids.shape[1])]
         planted = {
             "a chain one late": with_first(generated=(*first.generated[1:], first.generated[0])),
             "stored logits out of order": with_first(top_logits=first.top_logits[:, swapped]),
+            "an infinite number": with_first(logsumexp=infinite),
             "a constant chain": with_first(generated=(int(constant[0, 0]),) * len(first.generated), top_ids=constant),
             "an edited document": with_document(document.model_copy(update={"probe_prompt": "another"})),
             "another checkpoint's": with_document(document.model_copy(update={"checkpoint_digest": "sha256:0"}).sealed()),
@@ -106,7 +113,7 @@ class GoldenGate:
         if _tokenizes(case) and any(p.text is not None for p in golden.prompts):
             vocabulary = case.checkpoint.config.vocab_size
             others = tuple(_with_another_id(p, vocabulary) for p in golden.prompts)
-            planted["ids that their texts do not give"] = replace(case, golden=replace(golden, prompts=others))
+            planted["ids that their texts do not give"] = case.with_golden(prompts=others)
         if _renders(case) and _chats(case):
             recipe = document.recipe.model_copy(update={"prompts": tuple(map(_with_other_messages, document.recipe.prompts))})
             edited = document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()

@@ -6,17 +6,13 @@ A job opens its own subject and closes it, so results do not depend on which wor
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, cast
 
 from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
@@ -24,16 +20,26 @@ from oracle.golden.format import Golden, load_golden
 from oracle.judge.gates import GATE_NAMES
 from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
+from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.harness import drive
-from oracle.subjects.protocol import ShowsResidents, SubjectFactory, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import (
+    ShowsResidents,
+    StepEvidence,
+    Subject,
+    SubjectFactory,
+    SubjectIdentity,
+    SubjectRequest,
+)
 from oracle.subjects.registry import subject_factory
 from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
 PLANT_STEPS = 24
 """Steps a planted fault may take to be caught: all slots of the mini are filled well before."""
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+STEP_TIMEOUT = 600.0
+"""Seconds that opening a subject, closing it or any of its steps may take before it counts as hanging. A step of the port
+took 3.4 s on silicon; this leaves room for staging the release's experts, and for the reference on few cores."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class PromptJob:
     request: SubjectRequest
     golden: Path
     prompt: str
+    step_timeout: float = STEP_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
     except KolibriError:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: a subject cannot leave the session
-        session.fault = _crash(error)
+        session.fault = crash(error)
     slots = auditor.evidence()
     streams = slots != SlotEvidence() or "fills" in session.stats
     run = session.run if session.fault is None else None
@@ -99,14 +106,15 @@ class _SubjectSession:
         subject = factory.open(self.job.request, auditor)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
+        paced = cast(Subject, _Paced(subject))
         try:
             if self.job.request.plant is None:
-                self.run = drive(subject, prompt, probes.positions)
+                self.run = drive(paced, prompt, probes.positions)
             else:
-                subject.reset()
-                subject.start()
+                paced.reset()
+                paced.start()
                 for token in prompt.fed[:PLANT_STEPS]:
-                    subject.step(token)
+                    paced.step(token)
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came
         self.stats = _checked_stats(subject.stats())
@@ -115,6 +123,21 @@ class _SubjectSession:
             self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
+
+
+class _Paced:
+    """A subject that tells after each step that it moves; all else is its own."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subject, name)
+
+    def step(self, *arguments: Any, **named: Any) -> StepEvidence:
+        evidence = self._subject.step(*arguments, **named)
+        moving()
+        return evidence
 
 
 def _assumed_identity(job: PromptJob, factory: SubjectFactory) -> SubjectIdentity:
@@ -143,7 +166,8 @@ def _checked_stats(stats: Mapping[str, int]) -> dict[str, int]:
     return dict(stats)
 
 
-def _crash(error: BaseException) -> DeviceFault:
+def crash(error: BaseException) -> DeviceFault:
+    """What a subject raised, as the fault it is recorded as."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
     try:
@@ -155,65 +179,43 @@ def _crash(error: BaseException) -> DeviceFault:
 
 
 Done = Callable[[int], None]
-T = TypeVar("T")
 
 
 def run_jobs(jobs: Sequence[PromptJob], workers: int | None = None, done: Done | None = None) -> list[PromptOutcome]:
     """Do all jobs on `workers` processes (all cores by default); outcomes come in the order of the jobs.
 
     Raises:
-        DeviceFault: a worker process died, as from a crash of a native library.
         SubjectError, CheckpointError: a subject could not be opened.
     """
-    if not jobs:
-        return []
-    with _single_threaded_children():
-        # Always in child processes, one job or many: in this process arithmetic may use more threads, and give other bits.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(workers or _cores(), len(jobs)), context, initializer=_leave_interrupts_to_the_parent)
-        try:
-            futures = [pool.submit(run_job, job) for job in jobs]
-            return [_counted(future.result(), index, done) for index, future in enumerate(futures)]
-        except KeyboardInterrupt:
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-        except BrokenProcessPool:
-            raise DeviceFault(
-                "worker-died", "a worker process died while it ran the subject, as from a crash of a native library"
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    outcomes: dict[int, PromptOutcome] = {}
+    with contextlib.closing(finished_jobs(jobs, workers)) as finished:
+        for index, outcome in finished:
+            outcomes[index] = outcome
+            if done is not None:
+                done(len(outcomes))
+    return [outcomes[index] for index in range(len(jobs))]
 
 
-def _counted(value: T, index: int, done: Done | None) -> T:
-    if done is not None:
-        done(index + 1)
-    return value
+def finished_jobs(jobs: Iterable[PromptJob], workers: int | None = None) -> Generator[tuple[int, PromptOutcome], None, None]:
+    """Yield each job's number and outcome as it is done. A job that hangs or dies ends with that fault; the others go on.
+
+    Always in child processes, one job or many: in this process arithmetic may use more threads, and give other bits.
+
+    Raises:
+        SubjectError, CheckpointError: a subject could not be opened.
+    """
+    with contextlib.closing(work(run_job, jobs, workers or _cores(), lambda job: job.step_timeout)) as answers:
+        for index, job, answer in answers:
+            yield index, _lost(job, answer) if isinstance(answer, DeviceFault) else answer
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches the whole process group; only the parent answers it, by ending the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _lost(job: PromptJob, fault: DeviceFault) -> PromptOutcome:
+    """What is known of a job whose process ended before it answered."""
+    return PromptOutcome(job, _assumed_identity(job, subject_factory(job.subject)), None, fault, None, {})
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def _single_threaded_children() -> Iterator[None]:
-    """Children start with one arithmetic thread each: as many processes as cores, and bits that depend on neither."""
-    saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @lru_cache(maxsize=2)

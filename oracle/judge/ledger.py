@@ -22,6 +22,8 @@ DEFINITION: Mapping[str, object] = {
     "statistic": "all",
 }
 BLIND_TO = "a subject that lies about its own identity"
+_ON_A_DEVICE = {"slots", "staging"}
+"""Gates of subjects that hold tensors on a device, and so must say on which."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def judge_ledger(entries: Sequence[LedgerEntry], required: Sequence[str], facts:
             if not control.behaved
         ]
     findings += facts.findings()
-    if not facts.device and {"slots", "staging"} & set(required):
+    if not facts.device and _ON_A_DEVICE & set(required):
         findings.append(Finding("the subject does not say which device it ran on", verdict="incomplete"))
     return Judgement(len(entries), tuple(findings))
 
@@ -105,6 +107,8 @@ def ledger_controls(entries: Sequence[LedgerEntry], required: Sequence[str], fac
         "stale library": (good, replace(sound, libraries=(LibraryRecord("planted.so", built=1, newest_source=2),)), "fail"),
         "nothing answered": (good, replace(sound, prompts=(0, 1)), "incomplete"),
     }
+    if _ON_A_DEVICE & set(watched):
+        spoiled["no device"] = (good, replace(sound, device={}), "incomplete")
     results = [ControlResult("whole ledger", "pass", judge_ledger(good, watched, sound).verdict)]
     needed = [good[0].gate, *(n for n in watched if n != good[0].gate)]
     results += [

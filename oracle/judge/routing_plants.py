@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.calibration import ROUTER_RESOLUTION
 from oracle.judge.gate import Case
 from oracle.judge.shown_router import selection_bias
 from oracle.subjects.run import PromptRun
@@ -26,10 +26,18 @@ def routing_plants(case: Case) -> dict[str, Case]:
         golden=replace(case.golden, prompts=(prompt,)),
         run=replace(case.run, prompts={prompt.name: run}),
     )
-    experts = case.checkpoint.config.num_experts
-    planted = {"an expert at a wide gap": _run(alone, expert_ids=_wide(prompt, run.expert_ids, experts))}
+    shown, experts = run.expert_ids, case.checkpoint.config.num_experts
+    swapped = _swapped(shown, experts)
+    place = next((p, 0) for p in range(len(shown)) if p not in _probes(alone))
+    beyond = 2 * max(case.calibration.bands.router_gap, ROUTER_RESOLUTION)
+    wide = _golden(alone, router_gap=_set(prompt.router_gap, place, beyond))
     tied = _golden(alone, router_gap=np.zeros_like(prompt.router_gap))
-    planted["too many near ties"] = _run(tied, expert_ids=_all_other(run.expert_ids, experts))
+    off_probes = swapped.copy()
+    off_probes[list(_probes(alone))] = shown[list(_probes(alone))]
+    planted = {
+        "an expert at a wide gap": _run(wide, expert_ids=_set(shown, place, swapped[place])),
+        "too many near ties": _run(tied, expert_ids=off_probes),
+    }
     if run.expert_weights is not None:
         planted |= _weight_plants(alone, run)
     if run.router_logits is not None and run.expert_weights is not None:
@@ -108,16 +116,8 @@ def _row_plants(alone: Case, logits: np.ndarray, ids: np.ndarray, weights: np.nd
     }
 
 
-def _wide(prompt: PromptEvidence, shown: np.ndarray, experts: int) -> np.ndarray:
-    """The ids shown, but for one expert where the router gap is widest."""
-    position, layer = np.unravel_index(int(prompt.router_gap.argmax()), prompt.router_gap.shape)
-    ids = shown.copy()
-    ids[position, layer, -1] = next(e for e in range(experts) if e not in ids[position, layer])
-    return ids
-
-
-def _all_other(shown: np.ndarray, experts: int) -> np.ndarray:
-    """The ids shown, but for one expert of every set."""
+def _swapped(shown: np.ndarray, experts: int) -> np.ndarray:
+    """The ids shown, but for one expert of every set that was left out."""
     free = np.ones((*shown.shape[:2], experts), dtype=np.bool_)
     np.put_along_axis(free, shown.astype(np.int64), False, axis=2)
     ids = shown.copy()

@@ -13,7 +13,8 @@ from oracle.errors import GoldenError, RunError
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import select
-from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.isolation import IsolationJob, isolate
+from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
@@ -35,6 +36,7 @@ class SessionOptions:
         replay: a stored run to judge in place of running `subject`.
         only: a glob over gate names, or None for all.
         workers: processes; None for all cores.
+        step_timeout: seconds after which a step that has not ended is a fault of its prompt.
     """
 
     checkpoint: Path
@@ -45,6 +47,7 @@ class SessionOptions:
     only: str | None = None
     replay: Path | None = None
     workers: int | None = None
+    step_timeout: float = STEP_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def run_session(options: SessionOptions, progress: Progress | None = None) -> Re
     """
     selected = select(options.only)
     recorded = record_session(options, progress)
-    return judge_recorded(recorded, selected, partial=options.only is not None)
+    return localised(options, judge_recorded(recorded, selected, partial=options.only is not None))
 
 
 def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool) -> Report:
@@ -101,6 +104,14 @@ def judge_recorded(recorded: Recorded, selected: Sequence[str], *, partial: bool
         texts=not recorded.replayed,
         partial=partial,
     )
+
+
+def localised(options: SessionOptions, report: Report) -> Report:
+    """The report, with each layer judged alone where it says that some layer may be off and the subject is there to ask."""
+    if report.localisation is None or options.replay is not None:
+        return report
+    isolated = isolate(IsolationJob(options.subject, _request(options), options.golden, options.step_timeout))
+    return replace(report, localisation=replace(report.localisation, isolated=isolated))
 
 
 def open_session(options: SessionOptions) -> Opened:
@@ -158,7 +169,7 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
     perfect_request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
     prompts = () if opened.control is not None else golden.prompts
-    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name) for p in prompts]
+    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name, options.step_timeout) for p in prompts]
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
     outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
@@ -177,17 +188,22 @@ def _numeric_class(options: SessionOptions) -> str:
 def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
     """The subject's own prompts, longest first so that cores finish together, and its planted faults with their answers."""
     factory = subject_factory(options.subject)
-    golden_folder = options.golden if options.subject == PERFECT else None
-    request = SubjectRequest(options.checkpoint, golden_folder, options.device, options.arm)
+    request = _request(options)
     by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
-    own = [PromptJob(options.subject, request, options.golden, p.name) for p in by_length]
+    own = [PromptJob(options.subject, request, options.golden, p.name, options.step_timeout) for p in by_length]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
+    first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
     planted = [
-        (PromptJob(options.subject, replace(request, plant=plant), options.golden, enough[0].name), expected)
+        (replace(first, request=replace(request, plant=plant)), expected)
         for plant, expected in sorted(factory.plants.items())
         if expected in ("gate:slots", "gate:staging") or expected.startswith("device-fault:")
     ]
     return own, planted
+
+
+def _request(options: SessionOptions) -> SubjectRequest:
+    golden = options.golden if options.subject == PERFECT else None
+    return SubjectRequest(options.checkpoint, golden, options.device, options.arm)
 
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
@@ -197,7 +213,8 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     return Run(
-        identity=ordered[0].identity,
+        # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
+        identity=next((o.identity for o in ordered if o.run is not None), ordered[0].identity),
         golden_digest=golden.digest,
         prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},

@@ -60,7 +60,7 @@ class SlotsGate:
         for what, stated, counted in counts:
             if stated != counted:
                 findings.append(Finding(f"{what} disagree", worst=f"{stated} stated", allowed=f"{counted} counted"))
-        if seen.fills == 0 or seen.uses == 0:
+        if seen.fills <= 0 or seen.uses <= 0:
             findings.append(Finding("no fill was ever verified, or no slot used", verdict="incomplete"))
         return Judgement(
             seen.verified_bytes,

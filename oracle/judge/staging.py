@@ -49,6 +49,8 @@ class StagingGate:
                 findings.append(Finding(headline, worst=worst, allowed=allowed))
         compared = sum(size for _, _, size in seen.kinds)
         tensors = sum(count for _, count, _ in seen.kinds)
+        if compared <= 0:
+            findings.append(Finding("nothing was read back", verdict="incomplete"))
         return Judgement(compared, tuple(findings), {"read-backs": seen.readbacks, "tensors": tensors, "bytes": compared})
 
     def plants(self, case: Case) -> dict[str, Case]:
@@ -58,6 +60,7 @@ class StagingGate:
         spoiled: dict[str, ResidentEvidence] = {
             "a violation": replace(honest, violations=("planted",)),
             "a tensor short": replace(honest, kinds=((kind, tensors - 1, size), *rest)),
+            "a kind missing": replace(honest, kinds=tuple(rest)),
             "a byte short": replace(honest, kinds=((kind, tensors, size - 1), *rest)),
             "a kind too many": replace(honest, kinds=(*honest.kinds, ("routed down", 1, 1))),
             "a prompt without a read-back": planned_evidence(case, honest.readbacks - 1),

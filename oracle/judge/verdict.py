@@ -15,12 +15,16 @@ from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id, holds_evidence
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
+from oracle.judge.localise import Localisation, accumulate
 from oracle.judge.resident_controls import resident_controls
+from oracle.judge.soundness import golden_findings, impossible_measures, non_finite_findings
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
 
 REPORT_SCHEMA = "kolibri-gate/1"
+LOCALISED = ("flips", "logits", "residual")
+"""Gates whose red asks which layer is off."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Report:
         partial: the set of gates was narrowed by the user.
         ledger: an entry for every gate, also for those that did not run, with the reason.
         facts: what the session ran on and how far it came.
+        localisation: which layer is off, where the run is aligned and a gate of its numbers is red; else None.
         aligned: the run was fed what the golden was; if not, no flip was looked for.
     """
 
@@ -59,6 +64,7 @@ class Report:
     ledger: tuple[LedgerEntry, ...]
     facts: SessionFacts
     aligned: bool
+    localisation: Localisation | None = None
 
     @property
     def exit_code(self) -> int:
@@ -90,6 +96,7 @@ class Report:
             "flip_signature": self.flip_signature,
             "ledger": [asdict(entry) for entry in self.ledger],
             "session": self.facts.to_json(),
+            "localisation": self.localisation and self.localisation.to_json(),
         }
 
 
@@ -130,8 +137,11 @@ def judge_session(
     """
     calibration = require_class(golden, run.identity.numeric_class)
     case = Case(golden, run, checkpoint, calibration, texts)
-    control_case = Case(golden, perfect, checkpoint, calibration, texts)
-    aligned = next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
+    # A forced run is judged more strictly: its controls too must behave by that rule.
+    control_case = Case(golden, replace(perfect, forced=run.forced), checkpoint, calibration, texts)
+    sound = not golden_findings(case)
+    aligned = sound and next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
+    impossible = impossible_measures(case) if aligned else ()
     declared = run.identity.required_gates
     required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
     facts = SessionFacts.of(golden, run)
@@ -140,13 +150,13 @@ def judge_session(
         if gate.name not in selected:
             narrowed.append(LedgerEntry(gate.name, gate.name in declared, False, 0, "not applicable", (), "narrowed by --only"))
             continue
-        result = _judge_gate(gate, case, control_case, aligned, tuple(device))
+        result = _judge_gate(gate, case, control_case, sound, aligned, impossible, tuple(device))
         results.append(result)
         entries.append(_entry(result, gate.name in required))
     # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
     results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, facts, controlled))
     entries.append(_entry(results[-1], required=True))
-    flips = flip_records(case) if aligned else ()
+    flips = flip_records(case) if aligned and not impossible else ()
     return Report(
         verdict=_overall(results),
         partial=partial,
@@ -158,10 +168,19 @@ def judge_session(
         ledger=tuple(sorted((*entries, *narrowed), key=lambda entry: GATE_NAMES.index(entry.gate))),
         facts=facts,
         aligned=aligned,
+        localisation=_localised(case, results) if aligned else None,
     )
 
 
-def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, device: tuple[ControlResult, ...]) -> GateResult:
+def _judge_gate(
+    gate: Gate,
+    case: Case,
+    control_case: Case,
+    sound: bool,
+    aligned: bool,
+    impossible: tuple[Finding, ...],
+    device: tuple[ControlResult, ...],
+) -> GateResult:
     # Evidence that a run holds is judged, declared or not.
     if not holds_evidence(gate, case.run) and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
@@ -170,10 +189,16 @@ def _judge_gate(gate: Gate, case: Case, control_case: Case, aligned: bool, devic
         controls = (*controls, *auditor_controls(case.checkpoint), *(c for c in device if c.expected != "gate:staging"))
     if gate.name == "staging":
         controls = (*controls, *resident_controls(case.checkpoint), *(c for c in device if c.expected == "gate:staging"))
-    if gate.needs_alignment and not aligned:
+    if not sound and gate.name != "golden":
+        judgement = Judgement(0, (Finding("not compared: the golden is not sound", verdict="incomplete"),))
+    elif gate.needs_alignment and not aligned:
         judgement = Judgement(0, (Finding("not compared: the run is not aligned with the golden", verdict="incomplete"),))
+    elif gate.needs_alignment and impossible:
+        judgement = Judgement(0, impossible)
     else:
         judgement = gate.judge(case)
+        if gate.needs_alignment and gate.name != "logits":  # which counts them itself
+            judgement = replace(judgement, findings=judgement.findings + non_finite_findings(case))
     return GateResult(
         gate_id(gate.name, gate.definition),
         gate.name,
@@ -217,6 +242,11 @@ def _entry(result: GateResult, required: bool) -> LedgerEntry:
     if ran and result.compared <= 0:
         reason = result.findings[0].headline if result.findings else "there was nothing to compare"
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)
+
+
+def _localised(case: Case, results: Sequence[GateResult]) -> Localisation | None:
+    red = any(result.verdict == "fail" and result.name in LOCALISED for result in results)
+    return Localisation(accumulate(case)) if red else None
 
 
 def _overall(results: Sequence[GateResult]) -> Verdict:

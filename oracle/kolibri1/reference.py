@@ -176,17 +176,9 @@ class Reference:
         angles = [m.rope_angles(range(s.cache.length, s.cache.length + len(s.ids))) for s in segments]
         rope = torch.cat([cos for cos, _ in angles]), torch.cat([sin for _, sin in angles])
         for layer in range(layers):
-            prefix = f"model.layers.{layer}"
             if taps.hidden:
                 hidden[:, layer] = h
-            x = m.norm(unrounded, f"{prefix}.input_layernorm.weight")
-            attended = self._attention(x, layer, segments, rope)
-            h, unrounded = m.add(h, m.norm(attended, f"{prefix}.post_attn_norm.weight"))
-            x = m.norm(unrounded, f"{prefix}.post_attention_layernorm.weight")  # the norm before the experts
-            routing, logits, gap[:, layer] = self._route(x, layer, segments)
-            outputs, shared = m.experts(x, routing.ids, f"{prefix}.mlp")
-            mixed = m.combine(outputs, routing.ids, routing.weights, shared)
-            h, unrounded = m.add(h, m.norm(mixed, f"{prefix}.post_ffn_norm.weight"))
+            h, unrounded, routing, logits, gap[:, layer] = self._layer(h, unrounded, layer, segments, rope)
             expert_ids[:, layer], weights[:, layer] = routing.ids, routing.weights
             if taps.router_logits:
                 router_logits[:, layer] = logits
@@ -197,6 +189,33 @@ class Reference:
             segment.cache.advance(len(segment.ids))
         whole = Forward(logits, expert_ids, weights, gap, router_logits, hidden)
         return [whole[span] for span in _spans(segments)]
+
+    @torch.no_grad()
+    def layer(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
+        """One layer alone at the first T positions of a sequence: [T, H], the stream before it, to [T, H], after it."""
+        h = inputs.to(self.m.dtype)
+        segment = Segment([0] * len(h), self.new_cache())  # ids that nothing reads
+        return self._layer(h, h, layer, [segment], self.m.rope_angles(range(len(h))))[0]
+
+    def _layer(
+        self,
+        h: torch.Tensor,
+        unrounded: torch.Tensor,
+        layer: int,
+        segments: Sequence[Segment],
+        rope: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor, Routing, torch.Tensor, torch.Tensor]:
+        """The stream [T, H] and the value the next norm reads, after the layer; and its routing, router logits and gap."""
+        m, prefix = self.m, f"model.layers.{layer}"
+        x = m.norm(unrounded, f"{prefix}.input_layernorm.weight")
+        attended = self._attention(x, layer, segments, rope)
+        h, unrounded = m.add(h, m.norm(attended, f"{prefix}.post_attn_norm.weight"))
+        x = m.norm(unrounded, f"{prefix}.post_attention_layernorm.weight")  # the norm before the experts
+        routing, logits, gap = self._route(x, layer, segments)
+        outputs, shared = m.experts(x, routing.ids, f"{prefix}.mlp")
+        mixed = m.combine(outputs, routing.ids, routing.weights, shared)
+        h, unrounded = m.add(h, m.norm(mixed, f"{prefix}.post_ffn_norm.weight"))
+        return h, unrounded, routing, logits, gap
 
     def _attention(
         self, x: torch.Tensor, layer: int, segments: Sequence[Segment], rope: tuple[torch.Tensor, torch.Tensor]

@@ -39,6 +39,10 @@ def print_report(console: Console, report: Report) -> None:
         for flip in _largest(report.flips):
             console.print(Text(f"{flip.prompt}[{flip.position}] {flip.explanation}"), soft_wrap=True)
     console.print(Text(f"flips: {len(report.flips)}, signature {report.flip_signature}"), soft_wrap=True)
+    if (found := report.localisation) is not None:
+        for mode, part in (("accumulated", found.accumulated), ("isolated", found.isolated)):
+            if part is not None:
+                console.print(Text(f"{mode}: {part.sentence}"), soft_wrap=True)
     headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
     console.print(Text(headline, style=_STYLE[report.verdict]))
 

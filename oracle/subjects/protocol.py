@@ -164,6 +164,25 @@ class Subject(Protocol):
         ...
 
 
+@runtime_checkable
+class IsolatesLayers(Protocol):
+    """An optional ability: to run one decoder layer alone, so that a red verdict can say which layer is wrong."""
+
+    def layer(self, layer: int, inputs: Float32) -> Float32:
+        """The residual stream after layer `layer` at positions 0 to T - 1 of a sequence, from the one before it.
+
+        Args:
+            inputs: float32 [T, H], the hidden state that enters the layer at each position; position p attends to the
+                layer's own keys and values of positions up to p, as in a decode.
+
+        Returns float32 [T, H], after the layer's second addition. Leaves the subject as after `start`.
+
+        Raises:
+            oracle.errors.DeviceFault: the implementation or its device caught a fault.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class ResidentImage:
     """One resident tensor of the checkpoint, as the device holds it now.
@@ -190,6 +209,16 @@ class ShowsResidents(Protocol):
 
         Called after the last step of each prompt, so that a byte that changed while the subject ran shows too.
         """
+        ...
+
+
+@runtime_checkable
+class ForcesRouting(Protocol):
+    """An optional ability of a subject: to use given experts in place of its router's own, so that router noise is out of a
+    comparison and what still differs is arithmetic. Its evidence then shows the experts it used."""
+
+    def force_routing(self, expert_ids: Int32, expert_weights: Float32) -> None:
+        """From the next `start` on, use `[position]` of these at each step: int32 and float32 [T, L, k]. `reset` ends it."""
         ...
 
 

@@ -63,7 +63,6 @@ def test_its_planted_fault_is_found(case: Case) -> None:
         "a hard flip": ["hard flips"],
         "an id outside the stored ones": ["hard flips"],
         "too many near ties": ["more near-ties than the floor of class bf16 allows"],
-        "experts outside the router band": ["expert sets differ outside the router band"],
     }
 
 
@@ -144,7 +143,7 @@ def test_differing_expert_sets_excuse_a_flip_only_within_the_router_s_gap_and_re
     spoiled = with_other_experts(flipped(case, prompt, position), prompt, position, layer=1)
     assert GATE.judge(with_bands(spoiled, router_gap=gap, router_regret=margin)).verdict == "pass"
     beyond_the_gap = GATE.judge(with_bands(spoiled, regret=1e3, router_gap=0.99 * gap, router_regret=margin))
-    assert headlines(beyond_the_gap) == ["hard flips", "expert sets differ outside the router band"]
+    assert headlines(beyond_the_gap) == ["hard flips"]
     beyond_the_regret = GATE.judge(with_bands(spoiled, regret=1e3, router_gap=gap, router_regret=0.99 * margin))
     assert headlines(beyond_the_regret) == ["hard flips"]
 

@@ -56,12 +56,15 @@ def test_one_letter_more_in_a_text_is_found(case: Case) -> None:
 def test_a_chat_is_rendered_again_and_counted(chat: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     judgement = GATE.judge(chat)
     assert judgement.findings == ()
-    assert judgement.measured.items() >= {
-        "texts_tokenized": len(chat.golden.prompts),
-        "tokenizer": "present",
-        "chats_rendered": 1,
-        "chat_template": "present",
-    }.items()
+    assert (
+        judgement.measured.items()
+        >= {
+            "texts_tokenized": len(chat.golden.prompts),
+            "tokenizer": "present",
+            "chats_rendered": 1,
+            "chat_template": "present",
+        }.items()
+    )
     monkeypatch.setattr(golden_gate, "transformers_available", lambda: False)
     assert judgement.compared == GATE.judge(chat).compared + 1
 

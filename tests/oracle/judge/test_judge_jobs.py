@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from judge_cases import mini_golden
 
 from goldens import mini_checkpoint
-from oracle.errors import CheckpointError, DeviceFault, SubjectError
+from oracle.errors import CheckpointError, SubjectError
 from oracle.golden.format import Golden
 from oracle.judge.jobs import PLANT_STEPS, PromptJob, PromptOutcome, run_job, run_jobs
 from oracle.subjects.protocol import SubjectRequest
@@ -18,6 +18,7 @@ from oracle.subjects.run import PromptRun
 
 SUBJECT = '''
 import os
+import time
 from dataclasses import replace
 
 from oracle.errors import DeviceFault, SubjectError
@@ -53,6 +54,10 @@ class Wrapped:
         if self._steps == 5:
             if self._arm == "dying":
                 os._exit(7)
+            if self._arm == "hanging":
+                time.sleep(600)
+            if self._arm == "leaving":
+                raise SystemExit(0)
             if self._arm == "faulting":
                 raise DeviceFault("slot-verification", "byte 3 of slot 1")
             if self._arm == "crashing":
@@ -78,7 +83,13 @@ class Resident(Wrapped):
 
 
 class Factory:
-    arms = dict.fromkeys(("honest", "dying", "faulting", "crashing", "opening", "refusing", "showing", "losing"), "bf16")
+    arms = dict.fromkeys(
+        (
+            *("honest", "dying", "hanging", "leaving", "faulting", "crashing"),
+            *("opening", "refusing", "showing", "losing"),
+        ),
+        "bf16",
+    )
     devices = ()
     plants = {"rust": "device-fault:rust"}
 
@@ -133,10 +144,18 @@ def test_no_jobs_are_no_outcomes() -> None:
 
 
 @pytest.mark.usefixtures("wrapped")
-def test_a_worker_that_dies_is_a_device_fault_and_not_an_absence(golden: Golden) -> None:
-    with pytest.raises(DeviceFault) as caught:
-        run_jobs([job(golden, arm="honest"), job(golden, arm="dying", at=1)], workers=1)
-    assert caught.value.kind == "worker-died"
+def test_a_subject_that_dies_hangs_or_leaves_faults_its_own_prompt_and_no_other(golden: Golden) -> None:
+    arms = ("honest", "dying", "leaving", "hanging", "honest")
+    jobs = [job(golden, arm=arm, at=at) for at, arm in enumerate(arms)]
+    jobs[3] = replace(jobs[3], step_timeout=5.0)
+    done: list[int] = []
+    outcomes = run_jobs(jobs, workers=1, done=done.append)
+    assert [outcome.job for outcome in outcomes] == jobs
+    kinds = [None if outcome.fault is None else outcome.fault.kind for outcome in outcomes]
+    assert kinds == [None, "worker-died", "subject-crashed", "timeout", None]
+    assert [outcome.run is not None for outcome in outcomes] == [True, False, False, False, True]
+    assert {(outcome.identity.name, outcome.identity.numeric_class) for outcome in outcomes} == {("wrapped", "bf16")}
+    assert done == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.usefixtures("wrapped")

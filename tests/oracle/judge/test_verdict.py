@@ -277,7 +277,7 @@ def test_the_json_report_holds_every_gate_s_findings_controls_and_blindness(few:
     flips = next(g for g in read["gates"] if g["id"].startswith("flips@"))
     assert flips["verdict"] == "fail"
     assert f"at {prompt.name}[{position}]" in flips["findings"][0]["text"]
-    assert [c["behaved"] for c in flips["controls"]] == [True] * 5
+    assert [c["behaved"] for c in flips["controls"]] == [True] * 4
     assert flips["blind_to"] == BY_NAME["flips"].blind_to
     assert [entry["gate"] for entry in read["ledger"]] == list(GATE_NAMES)
     assert read["flips"][0]["label"] == "hard"
@@ -304,6 +304,10 @@ def test_a_gate_s_id_changes_with_each_part_of_its_definition(gate: Gate) -> Non
         ("flips", "BUDGET_TAIL", "tail"),
         ("logits", "LIMIT_MULTIPLE", "multiple"),
         ("residual", "LIMIT_MULTIPLE", "multiple"),
+        ("routing", "LIMIT_MULTIPLE", "multiple"),
+        ("routing", "ROUTER_RESOLUTION", "router_resolution"),
+        ("routing", "ROUTING_RESOLUTION", "resolution"),
+        ("routing", "UNSEEN", "unseen"),
     ],
 )
 def test_the_multiples_a_gate_judges_by_are_in_its_definition(name: str, constant: str, key: str) -> None:

@@ -30,7 +30,10 @@ def prompt(golden: Golden) -> PromptEvidence:
 
 def test_it_shows_exactly_what_the_golden_holds(golden: Golden, perfect: PerfectSubject) -> None:
     for prompt in golden.prompts:
-        run = drive(perfect, prompt)
+        probes = golden.probes_of(prompt.name)
+        run = drive(perfect, prompt, probes.positions)
+        assert run.router_logits is not None
+        assert np.array_equal(run.router_logits, probes.router_logits)
         assert run.consumed.tolist() == run.free_consumed.tolist() == list(prompt.fed)
         assert run.argmax.tolist() == prompt.argmax.tolist()
         assert run.free_generated.tolist() == list(prompt.generated)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as load_safetensors
 
 from goldens import mini_checkpoint
 from oracle.errors import RunError, UsageError
@@ -19,7 +20,7 @@ from oracle.stored_arrays import pack_arrays
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import LibraryRecord, SubjectRequest
-from oracle.subjects.run import PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
+from oracle.subjects.run import REQUIRED_ARRAYS, PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,9 @@ def with_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def arrays_of(run: Run) -> dict[str, np.ndarray]:
     return {
-        f"{index:04d}/{f.name}": getattr(prompt, f.name)
+        f"{index:04d}/{name}": getattr(prompt, name)
         for index, prompt in enumerate(run.prompts.values())
-        for f in fields(PromptRun)
+        for name in prompt.held
     }
 
 
@@ -88,6 +89,28 @@ def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path
     bare = replace(run, prompts={}, slots=None, residents=None, faults={}, stats={}, environment={})
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
+
+
+OPTIONAL = sorted({f.name for f in fields(PromptRun)} - REQUIRED_ARRAYS)
+
+
+@pytest.mark.parametrize("gone", [[name] for name in OPTIONAL] + [OPTIONAL])
+def test_what_a_subject_did_not_show_is_absent_on_disk_and_read_back_as_such(run: Run, tmp_path: Path, gone: list[str]) -> None:
+    bare = replace(run, prompts={n: replace(p, **dict.fromkeys(gone)) for n, p in run.prompts.items()}, forced=True)
+    save_run(bare, tmp_path / "bare")
+    stored = load_safetensors((tmp_path / "bare" / "run.safetensors").read_bytes())
+    assert not [name for name in stored if name.split("/")[1] in gone]
+    back = load_run(tmp_path / "bare")
+    assert back.forced
+    for prompt in back.prompts.values():
+        assert {f.name for f in fields(PromptRun)} - prompt.held == set(gone)
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED_ARRAYS))
+def test_what_every_subject_shows_may_not_be_absent(run: Run, stored: Path, name: str) -> None:
+    with_arrays(stored, {k: v for k, v in arrays_of(run).items() if k != f"0001/{name}"})
+    with pytest.raises(RunError, match=f"arrays differ from the list of prompts, first '0001/{name}'"):
+        load_run(stored)
 
 
 def test_an_existing_folder_is_never_written_over(run: Run, stored: Path) -> None:

@@ -19,7 +19,7 @@ from oracle.judge.gate import Case, Finding
 from oracle.judge.logits import LogitsGate
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.harness import argmax_lowest_id, drive
-from oracle.subjects.run import PromptRun, Run
+from oracle.subjects.run import REQUIRED_ARRAYS, PromptRun, Run
 
 Build = Callable[..., Any]
 
@@ -97,11 +97,74 @@ def test_a_residual_stream_is_sketched_and_a_given_sketch_is_kept(golden: Golden
     assert np.array_equal(drive(given, prompt).sketch, sketch(rows))
 
 
-def test_a_step_without_residual_and_sketch_is_a_device_fault(golden: Golden, scripted: Build) -> None:
-    subject = scripted(change=lambda fed: {"residual": None} if len(fed) == 6 else {})
-    with pytest.raises(DeviceFault, match="step 5 gave neither a residual stream nor a sketch") as caught:
-        drive(subject, golden.prompts[0])
+OPTIONAL = {
+    "residual": ("sketch", "residual stream or sketch"),
+    "expert_weights": ("expert_weights", "expert weights"),
+    "router_logits": ("router_logits", "router logits"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_what_no_step_shows_is_absent_and_what_some_leave_out_is_a_device_fault(
+    golden: Golden, scripted: Build, name: str
+) -> None:
+    """Never zeros in its place: they would be compared."""
+    prompt = golden.prompts[0]
+    probes = golden.probes_of(prompt.name).positions
+    stored, what = OPTIONAL[name]
+    shown = {"router_logits": np.ones((*prompt.router_gap.shape[1:], 16), np.float32)}
+    assert getattr(drive(scripted(change=lambda fed: shown), prompt, probes), stored) is not None
+    without = drive(scripted(change=lambda fed: {**shown, name: None}), prompt, probes)
+    assert getattr(without, stored) is None
+    assert stored not in without.held
+    mixed = scripted(change=lambda fed: {**shown, **({name: None} if len(fed) == probes[1] + 1 else {})})
+    with pytest.raises(DeviceFault, match=f"step {probes[1]} gave no {what}, other steps did") as caught:
+        drive(mixed, prompt, probes)
     assert caught.value.kind == "evidence"
+
+
+def test_a_subject_of_tokens_and_logits_alone_leaves_nothing_else_in_its_run(golden: Golden, scripted: Build) -> None:
+    prompt = golden.prompts[0]
+    nothing = dict.fromkeys(("residual", "expert_ids", "expert_weights"))
+    run = drive(scripted(change=lambda fed: nothing), prompt, golden.probes_of(prompt.name).positions)
+    assert run.held == REQUIRED_ARRAYS
+
+
+def test_experts_in_one_of_the_two_passes_only_are_a_device_fault(golden: Golden, scripted: Build) -> None:
+    prompt = golden.prompts[0]
+    subject = scripted()
+
+    def until(starts: int) -> Any:
+        return lambda fed: {} if sum(n == "start" for n, _ in subject.calls) <= starts else {"expert_ids": None}
+
+    subject._change = until(1)
+    with pytest.raises(DeviceFault, match="one of the two passes shows expert ids and the other does not"):
+        drive(subject, prompt)
+    subject = scripted()
+    subject._change = lambda fed: {"expert_ids": None} if sum(n == "start" for n, _ in subject.calls) <= 1 else {}
+    with pytest.raises(DeviceFault, match="one of the two passes shows expert ids and the other does not"):
+        drive(subject, prompt)
+    subject = scripted()
+    last = len(prompt.fed)
+    subject._change = lambda fed: (
+        {"expert_ids": None} if len(fed) == last and sum(n == "start" for n, _ in subject.calls) > 1 else {}
+    )
+    with pytest.raises(DeviceFault, match=f"step {last - 1} gave no expert ids in the free run, other steps did"):
+        drive(subject, prompt)
+
+
+def test_router_logits_are_kept_at_the_probes_alone_and_in_their_order(golden: Golden, scripted: Build) -> None:
+    prompt = golden.prompts[0]
+    rows = np.random.default_rng(5).normal(size=(len(prompt.fed), 5, 16)).astype(np.float32)
+    everywhere = scripted(change=lambda fed: {"router_logits": rows[len(fed) - 1]})
+    assert drive(everywhere, prompt).router_logits is None
+    kept = drive(everywhere, prompt, (9, 4)).router_logits
+    assert kept is not None
+    assert np.array_equal(kept, rows[[9, 4]])
+    at_probes = scripted(change=lambda fed: {"router_logits": rows[len(fed) - 1] if len(fed) in (5, 10) else None})
+    again = drive(at_probes, prompt, (9, 4)).router_logits
+    assert again is not None
+    assert np.array_equal(again, kept)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +180,9 @@ def test_arrays_whose_shape_changes_between_steps_are_a_device_fault(
     golden: Golden, scripted: Build, name: str, value: np.ndarray
 ) -> None:
     subject = scripted(change=lambda fed: {name: value} if len(fed) == 6 else {})
-    with pytest.raises(DeviceFault, match="do not have one shape"):
+    with pytest.raises(DeviceFault, match="do not have one shape") as caught:
         drive(subject, golden.prompts[0])
+    assert caught.value.kind == "evidence"
 
 
 def test_logits_too_few_for_the_golden_s_ids_are_a_device_fault(golden: Golden, scripted: Build) -> None:

@@ -1,0 +1,30 @@
+"""One decoder layer alone, over hidden states that are given: for a judge that asks which layer is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oracle.subjects.protocol import Float32
+from tt_impl.device.protocol import Device, DType, Layout
+from tt_impl.kv_cache import PagedKvCache
+from tt_impl.layers import DecoderLayer
+from tt_impl.lifetimes import Scratch
+from tt_impl.memo import upload
+
+
+def run_layer(device: Device, layer: DecoderLayer, cache: PagedKvCache, inputs: Float32, activation: DType) -> Float32:
+    """The residual stream [T, hidden] after `layer`, position by position, from the one before it.
+
+    Args:
+        cache: empty; holds the layer's keys and values of the T positions afterwards.
+        inputs: [T, hidden], rounded to `activation` once, as a layer's input on the device is.
+    """
+    outputs = []
+    for row in inputs:
+        cache.advance()
+        with Scratch(device) as scratch:
+            hidden = scratch.own(upload(device, "layer_input", row[None].astype(activation.host), activation, Layout.TILE))
+            after, _ = layer.forward(hidden, cache)
+            read = device.copy_device_to_host_tensor(scratch.own(after), blocking=True)
+            outputs.append(read.array()[0].astype(np.float32))
+    return np.stack(outputs)
