@@ -211,9 +211,10 @@ std::vector<int32_t> largest(const std::vector<float>& logits, int64_t count) {
 }
 
 double log_sum_exp(const std::vector<float>& logits) {
-    double top = *std::max_element(logits.begin(), logits.end()), sum = 0;
+    double top = *std::max_element(logits.begin(), logits.end());
+    long double sum = 0;  // so that 128,000 additions round away nothing that a double would show
     for (float value : logits) sum += std::exp(double(value) - top);
-    return top + std::log(sum);
+    return top + std::log(double(sum));
 }
 
 // Numbers that are not finite are counted, and written as 0: neither file may hold one.

@@ -58,7 +58,7 @@ def replacement(path: Path) -> Iterator[Path]:
         UsageError: a file or folder cannot be written or renamed.
     """
     try:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=_prefix(path)))
     except OSError as problem:
         raise UsageError(f"{path} cannot be replaced ({problem.strerror}); choose a folder that can be written") from None
     try:
@@ -68,7 +68,9 @@ def replacement(path: Path) -> Iterator[Path]:
         replace_folder(path, temporary)
         _sync(path.parent)
     except OSError as problem:
-        raise UsageError(f"{path} cannot be replaced ({problem.strerror}); it is as it was") from None
+        raise UsageError(
+            f"{path} cannot be replaced ({problem.strerror}) and is as it was; make room, or choose another place"
+        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # the old folder, or the new one that is not wanted
 
@@ -109,15 +111,20 @@ def _former(path: Path) -> Path:
     return path.with_name(f".{path.name}.former")
 
 
+def _prefix(path: Path) -> str:
+    return f".{path.name}.replacement."
+
+
 def _recover(path: Path) -> None:
-    """After a kill between the two renames: the old folder back in place, or out of the way where the new one is there."""
+    """After a kill: the old folder back where the two renames left a gap, and what the killed process left out of the way.
+
+    Only who holds the lock has such folders, so that those found belong to nobody.
+    """
     former = _former(path)
-    if not former.is_dir():
-        return
-    if os.path.lexists(path):
-        shutil.rmtree(former)
-    else:
+    if former.is_dir() and not os.path.lexists(path):
         os.rename(former, path)
+    for left in (former, *(path.with_name(n) for n in os.listdir(path.parent) if n.startswith(_prefix(path)))):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -7,6 +7,7 @@ temporary name beside its target and renamed, so that an interrupted run leaves 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,9 @@ from pydantic import BaseModel, ConfigDict
 from oracle.errors import KolibriError, UsageError
 
 D = TypeVar("D", bound="Sealed")
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
+"""What a file system answers where nothing is wrong with the program."""
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -116,7 +120,18 @@ def check_writable(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary name beside `path`, then rename: `path` is the old file or the whole new one."""
+    """Write `data` to a temporary name beside `path`, then rename: `path` is the old file or the whole new one.
+
+    Raises:
+        UsageError: the disk is full, the name too long, or whatever else the file system refuses.
+    """
+    try:
+        _write_file(path, data)
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written ({problem.strerror}); make room, or choose another path") from None
+
+
+def _write_file(path: Path, data: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -157,7 +172,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that becomes `path` when the block ends well, and vanishes otherwise.
 
     Raises:
-        UsageError: `path` exists already, or its parent does not.
+        UsageError: `path` exists already, its parent does not, or the file system takes no more.
     """
     check_new_folder(path)
     parent = path.absolute().parent
@@ -169,8 +184,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, 0o777 & ~_umask())
         os.rename(temporary, path)
-    except BaseException:
+    except BaseException as problem:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(problem, OSError) and problem.errno in _REFUSED:
+            raise UsageError(f"{path} cannot be written ({problem.strerror}); make room, or choose another path") from None
         raise
 
 

@@ -74,11 +74,11 @@ class Candidate:
     largest_regret: float
 
 
-def beginnings(tokenizer: Tokenizer) -> Iterator[str]:
+def beginnings(tokenizer: Tokenizer, seed: int = SEED, count: int = CANDIDATES) -> Iterator[str]:
     """Texts cut at a random id, one to three documents long."""
-    rng = random.Random(SEED)
-    documents = list(corpus.documents(SEED, 4 * CANDIDATES))
-    for index in range(CANDIDATES):
+    rng = random.Random(seed)
+    documents = list(corpus.documents(seed, 4 * count))
+    for index in range(count):
         text = corpus.END_OF_TURN.join(documents[4 * index : 4 * index + rng.choice([1, 1, 1, 2, 3])])
         ids = tokenizer.encode(text).ids
         # Every tenth is one or two ids long.

@@ -175,10 +175,10 @@ def diff_goldens(old: Golden, new: Golden) -> GoldenDiff:
     recipe, classes = recipe_changes(old, new), class_diffs(old, new)
     notes = _notes(old, new, floor)
     fit = not any(note.startswith(_UNFIT) for note in notes)
-    moved = {n.name: move(o, n, floor) if fit else None for o, n in pairs}
+    moved = {n.name: move(o, n, (old.probes_of(o.name), new.probes_of(n.name)), floor) if fit else None for o, n in pairs}
     prompts = tuple(_prompt_diff(o, n, moved[n.name]) for o, n in pairs)
-    compared = [result[1] for result in moved.values() if result is not None]
-    multiples = _multiples(concatenate(compared), floor) if compared and floor is not None else ()
+    compared = {o.name: result[1] for o, n in pairs if (result := moved[n.name]) is not None}
+    multiples = _multiples(compared, floor) if compared and floor is not None else ()
     probes_off, probes_unequal = probe_differences(old, new, _comparable(prompts)) if fit else ((), ())
     beyond = [line for prompt in prompts for line in prompt.beyond]
     beyond += [str(multiple) for multiple in multiples if multiple.beyond]
@@ -265,17 +265,21 @@ def _prompt_diff(old: PromptEvidence, new: PromptEvidence, moved: tuple[Movement
     )
 
 
-def _multiples(comparison: Comparison, floor: ClassCalibration) -> tuple[Multiple, ...]:
-    """KL floors are never below what float64 resolves, as in the gates."""
-    own, largest, allowed = statistics(comparison), floor.limits.floor, floor.limits.multiple
-    rows = []
-    for which, value, limit in zip(("median", "p90"), own.kl, floor.limits.kl, strict=True):
-        rows.append((f"KL {which}", value, limit / allowed))
-    for which in ("median", "p90"):
-        values, floors = getattr(own, f"sketch_{which}"), getattr(largest, f"sketch_{which}")
-        rows += [(f"sketch {which}, layer {i}", v, f) for i, (v, f) in enumerate(zip(values, floors, strict=True))]
-    rows.append(("sketch slope", own.sketch_slope, largest.sketch_slope))
-    return tuple(Multiple(name, value, of, allowed) for name, value, of in rows)
+def _multiples(compared: Mapping[str, Comparison], floor: ClassCalibration) -> tuple[Multiple, ...]:
+    """By the floor of the prompts that were compared; nowhere below what the gates' limits resolve.
+
+    How many expert sets differ is no statistic here: each one is looked at by itself.
+    """
+    own, limits = statistics(concatenate(compared.values())), floor.limits_for(list(compared))
+    rows: list[tuple[str, float, float]] = []
+    for field, names in (("kl", ("KL median", "KL p90")), ("router_logit", ("router logit median", "router logit largest"))):
+        rows += zip(names, getattr(own, field), getattr(limits, field), strict=True)
+    for field in ("sketch_median", "sketch_p90", "weight_median", "weight_p90"):
+        name = field.replace("_", " ")
+        pairs = zip(getattr(own, field), getattr(limits, field), strict=True)
+        rows += [(f"{name}, layer {layer}", value, limit) for layer, (value, limit) in enumerate(pairs)]
+    rows.append(("sketch slope", own.sketch_slope, limits.sketch_slope))
+    return tuple(Multiple(name, value, limit / limits.multiple, limits.multiple) for name, value, limit in rows)
 
 
 _UNFIT = "values are not compared"

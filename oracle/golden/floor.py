@@ -15,6 +15,8 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
+    NEAR_MULTIPLE,
+    PART_MULTIPLE,
     ROUTER_RESOLUTION,
     Bands,
     ClassCalibration,
@@ -61,13 +63,14 @@ def calibrate(numeric_class: NumericClass, measured: Mapping[str, Mapping[str, C
             f"wide enough, or make prompt {worst.worst_prompt} longer"
         )
     everything = list(arms.values())
+    bins = _bins(everything)
     return ClassCalibration(
         numeric_class=numeric_class,
         logit_dtype=LOGIT_DTYPE,
         arms=tuple(arms),
         positions=len(everything[0].margin),
-        bins=_bins(everything),
-        bands=_bands(everything),
+        bins=bins,
+        bands=_bands(everything, bins),
         limits=Limits(floor=Statistics.largest(statistics(arm) for arm in everything), multiple=LIMIT_MULTIPLE),
         prompt_floors=_prompt_floors(by_prompt),
         held_out=tuple(held_out),
@@ -110,34 +113,41 @@ def _bins(arms: Sequence[Comparison]) -> MarginBins:
     def count(select: list[np.ndarray]) -> tuple[int, ...]:
         return tuple(np.bincount(np.concatenate(select), minlength=len(MARGIN_EDGES)).tolist())
 
+    in_bin = np.concatenate([margin_bin(arm.margin) for arm in arms])
+    agree = np.concatenate([arm.sets_agree for arm in arms])
+    change = np.concatenate([arm.margin_change for arm in arms])
+
+    def largest(chosen: np.ndarray) -> tuple[float, ...]:
+        return tuple(float(change[chosen & (in_bin == index)].max(initial=0.0)) for index in range(len(MARGIN_EDGES)))
+
     return MarginBins(
         positions=count([margin_bin(arm.margin) for arm in arms]),
         near=count([margin_bin(arm.margin[arm.flip & arm.sets_agree]) for arm in arms]),
         router=count([margin_bin(arm.margin[arm.flip & ~arm.sets_agree]) for arm in arms]),
+        near_change=largest(agree),
+        router_change=largest(~agree),
     )
 
 
-def _bands(arms: Sequence[Comparison]) -> Bands:
-    def largest(values: list[np.ndarray]) -> float:
-        return float(max((v.max() for v in values if v.size), default=0.0))
-
-    regret = largest([arm.regret[arm.flip & arm.sets_agree] for arm in arms])
-    router_regret = largest([arm.regret[arm.flip & ~arm.sets_agree] for arm in arms])
-    router_gap = largest([arm.set_gap[~arm.sets_agree] for arm in arms])
+def _bands(arms: Sequence[Comparison], bins: MarginBins) -> Bands:
+    regret, router_regret = bins.largest_changes
+    router_gap = float(max(arm.set_gap.max(initial=0.0, where=~arm.sets_agree) for arm in arms))
     return Bands(
-        regret=BAND_MULTIPLE * regret,
+        regret=NEAR_MULTIPLE * regret,
         router_gap=BAND_MULTIPLE * router_gap,
-        router_regret=BAND_MULTIPLE * router_regret,
+        router_regret=NEAR_MULTIPLE * router_regret,
         floor_regret=regret,
         floor_router_gap=router_gap,
         floor_router_regret=router_regret,
+        near_multiple=NEAR_MULTIPLE,
         multiple=BAND_MULTIPLE,
     )
 
 
 def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]) -> HeldOut:
     arm, others = arms[name], [other for key, other in arms.items() if key != name]
-    bins, bands = _bins(others), _bands(others)
+    bins = _bins(others)
+    bands = _bands(others, bins)
     limits = Limits(floor=Statistics.largest(statistics(other) for other in others), multiple=LIMIT_MULTIPLE)
     classes = [classify_at(arm, int(p), bands, LOGIT_DTYPE) for p in np.flatnonzero(arm.flip)]
     in_bin = margin_bin(arm.margin)
@@ -147,7 +157,7 @@ def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str,
     sets_outside = int((arm.set_gap > max(bands.router_gap, ROUTER_RESOLUTION)).sum())
     ratio = worst_ratio(statistics(arm), limits)
     floors = _prompt_floors({key: parts for key, parts in by_prompt.items() if key != name})
-    ratios = {p: worst_ratio(own, Limits(floor=floors[p], multiple=LIMIT_MULTIPLE)) for p, own in by_prompt[name].items()}
+    ratios = {p: worst_ratio(own, Limits(floor=floors[p], multiple=PART_MULTIPLE)) for p, own in by_prompt[name].items()}
     worst = max(ratios, key=lambda prompt: ratios[prompt])
     within = max(ratio, ratios[worst]) <= 1.0
     passed = hard == 0 and sets_outside == 0 and near < near_budget and router < router_budget and within

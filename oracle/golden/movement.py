@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from oracle.golden.calibration import ROUTER_RESOLUTION, Bands, ClassCalibration
 from oracle.golden.compare import OUTSIDE, Comparison, Shown, compare
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.flip_class import classify, ulp
 from oracle.golden.recomputation import BOUND, VALUE_BOUND, compare_recomputed
 
-NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=1)
+NO_BANDS = Bands(
+    regret=0,
+    router_gap=0,
+    router_regret=0,
+    floor_regret=0,
+    floor_router_gap=0,
+    floor_router_regret=0,
+    near_multiple=1,
+    multiple=1,
+)
 """Of a golden without a floor of class fp32: only what no fp32 engine can decide is a tie."""
 
 
@@ -95,17 +105,21 @@ def common_beginning(old: Sequence[int], new: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
 
 
-def move(old: PromptEvidence, new: PromptEvidence, floor: ClassCalibration | None) -> tuple[Movement, Comparison] | None:
+def move(
+    old: PromptEvidence, new: PromptEvidence, probes: tuple[PromptProbes, PromptProbes], floor: ClassCalibration | None
+) -> tuple[Movement, Comparison] | None:
     """Measure one prompt; None where nothing can be compared.
 
     Args:
+        probes: the old and the new golden's of this prompt.
         floor: the old golden's calibration of class fp32.
     """
     count = common_beginning(old.fed, new.fed)
     if not count:
         return None
     before, after = _beginning(old, count), _beginning(new, count)
-    comparison = compare(before, _shown(before, after))
+    mine, other = _shared(*probes, count)
+    comparison = compare(before, _shown(before, after, other), mine)
     bands = floor.bands if floor is not None else NO_BANDS
     choices = tuple(moved_choice(old, new, comparison, int(p), bands) for p in np.flatnonzero(comparison.flip))
     sets = tuple(_moved_set(comparison, int(p), bands) for p in np.flatnonzero(~comparison.sets_agree))
@@ -127,7 +141,7 @@ def move(old: PromptEvidence, new: PromptEvidence, floor: ClassCalibration | Non
         sets=sets,
         logit_change=_largest(logits),
         kl=_largest(comparison.kl),
-        sketch=_largest(comparison.sketch_distance.max(axis=1)),
+        sketch=_largest(cast(np.ndarray, comparison.sketch_distance).max(axis=1)),  # every golden has sketches
         unequal=recomputed.unequal,
         beyond=tuple(beyond),
     )
@@ -179,7 +193,14 @@ def _beginning(evidence: PromptEvidence, count: int) -> PromptEvidence:
     return replace(evidence, prompt_ids=evidence.fed[:count], generated=(), **rows)
 
 
-def _shown(old: PromptEvidence, new: PromptEvidence) -> Shown:
+def _shared(old: PromptProbes, new: PromptProbes, count: int) -> tuple[PromptProbes, np.ndarray]:
+    """The old probes at positions that both have and that were fed the same ids, and the new router logits there."""
+    rows = [(i, new.positions.index(p)) for i, p in enumerate(old.positions) if p < count and p in new.positions]
+    mine, other = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return PromptProbes(tuple(old.positions[i] for i in mine), old.router_logits[mine]), new.router_logits[other]
+
+
+def _shown(old: PromptEvidence, new: PromptEvidence, router_logits: np.ndarray) -> Shown:
     """What the new golden shows of the old one's ids.
 
     An id that it does not store has at most its last stored logit: the nearest value to the old one that fits is taken, so
@@ -188,7 +209,15 @@ def _shown(old: PromptEvidence, new: PromptEvidence) -> Shown:
     same = old.top_ids[:, :, None] == new.top_ids[:, None, :]
     found = np.take_along_axis(new.top_logits, same.argmax(axis=2), axis=1)
     logits = np.where(same.any(axis=2), found, np.minimum(old.top_logits, new.top_logits[:, -1:]))
-    return Shown(new.argmax, logits, new.logsumexp, new.expert_ids, new.sketch)
+    return Shown(
+        argmax=new.argmax,
+        logits_at_golden=logits,
+        logsumexp=new.logsumexp,
+        sketch=new.sketch,
+        expert_ids=new.expert_ids,
+        expert_weights=new.expert_weights,
+        router_logits=router_logits,
+    )
 
 
 def _risen(old: PromptEvidence, new: PromptEvidence) -> np.ndarray:

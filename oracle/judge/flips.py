@@ -3,7 +3,7 @@
 Compared: the subject's argmax with the golden's at each position. Fires on a hard flip (outside the class's band, or a
 token outside the stored ids), and on more near ties or router near ties than the class's floor makes likely: flip
 probabilities per margin bin from the floor's arms, count fires where the Poisson-binomial tail is below 1e-3.
-Bands are three times the floor's largest regret (calibration in the golden; the floor's leave-one-out passes them).
+Bands are multiples of what honest arms change margins by near ties (calibration in the golden; leave-one-out passes them).
 Where a run shows no experts, none is excused by the router: a flip beyond the regret band is hard.
 It cannot see a fault that moves logits but no argmax: the mini's wide margins hide many; `logits` and `residual` look there.
 """
@@ -18,6 +18,7 @@ from oracle.golden.calibration import (
     BAND_MULTIPLE,
     BUDGET_TAIL,
     MARGIN_EDGES,
+    NEAR_MULTIPLE,
     budget,
     expected_flips,
     flip_probability,
@@ -33,6 +34,7 @@ class FlipsGate:
         "version": 3,
         "metric": "argmax at every teacher-forced position",
         "statistic": "no hard flip; Poisson-binomial tail within margin bins",
+        "near_multiple": NEAR_MULTIPLE,
         "band_multiple": BAND_MULTIPLE,
         "tail": BUDGET_TAIL,
         "margin_edges": list(MARGIN_EDGES),

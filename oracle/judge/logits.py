@@ -1,7 +1,7 @@
 """Gate `logits`: how far are the subject's logits from the golden's, over all positions?
 
 Compared: KL(golden || subject) per position over the golden's 64 ids and one bin for all others; its median and p90
-against three times the largest of the class's floor arms. In class `fp32` also the largest difference of a logit,
+against twice the largest of the class's floor arms. In class `fp32` also the largest difference of a logit,
 relative to the position's largest, wherever expert sets agree: at most 1e-5 (transformers and this reference agree to
 2e-6 in fp32). Any NaN or infinite number fires. The maximum is printed and not judged: on a floor of honest bf16 arms
 one position was 77 % of the mean.
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.golden.calibration import LIMIT_MULTIPLE, PART_MULTIPLE
 from oracle.golden.portable import quantiles
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.judge.soundness import MASS_TOLERANCE
@@ -30,6 +30,7 @@ class LogitsGate:
         "metric": "KL(golden || subject) in nats",
         "statistic": "median and p90 over positions",
         "multiple": LIMIT_MULTIPLE,
+        "multiple on part of the prompts": PART_MULTIPLE,
         "fp32_tolerance": FP32_TOLERANCE,
         "mass_tolerance": MASS_TOLERANCE,
     }

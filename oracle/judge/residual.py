@@ -1,7 +1,7 @@
 """Gate `residual`: does the residual stream stay where the golden's is, layer by layer?
 
 Compared: 32-number sketches after each layer; median and p90 of the relative distance over positions, and the slope (the
-least-squares scale of the subject's sketches on the golden's, minus 1), each against three times the largest of the
+least-squares scale of the subject's sketches on the golden's, minus 1), each against twice the largest of the
 class's floor arms. A norm whose sum is 1 % off flips no more tokens than honest arms do; its slope stands out.
 It cannot see an error that lies in the sketch's null space at every position, or one confined to few positions.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.golden.calibration import LIMIT_MULTIPLE, PART_MULTIPLE
 from oracle.golden.portable import quantiles
 from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
 from oracle.subjects.run import PromptRun, Run
@@ -25,6 +25,7 @@ class ResidualGate:
         "metric": "relative distance and slope of 32-number sketches per layer",
         "statistic": "median and p90 over positions; least-squares slope",
         "multiple": LIMIT_MULTIPLE,
+        "multiple on part of the prompts": PART_MULTIPLE,
     }
     blind_to = "faults at fewer than one position in ten, and what comes after the last layer"
     needs_alignment = True

@@ -2,7 +2,7 @@
 
 Compared at every position and layer: the expert sets, and the weights by expert id; at the golden's probe positions all
 router logits. Fires on
-- a set that differs where the golden's router gap is outside the class's band (three times the largest gap at which a floor
+- a set that differs where the golden's router gap is outside the class's band (twice the largest gap at which a floor
   arm's set differed), and on more differing sets than three times the floor's share. Only the first differing layer of a
   position is held against the band: later ones compute on another residual stream. They are counted, and in the share;
 - weights whose median or p90 error at a layer is above three times the floor's, where no set differed before;
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracle.golden.calibration import LIMIT_MULTIPLE, ROUTER_RESOLUTION, ROUTING_RESOLUTION, UNSEEN
+from oracle.golden.calibration import LIMIT_MULTIPLE, PART_MULTIPLE, ROUTER_RESOLUTION, ROUTING_RESOLUTION, UNSEEN
 from oracle.golden.routing_statistics import router_logit_extent, weight_quantiles
 from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
 from oracle.judge.logits import FP32_TOLERANCE
@@ -35,6 +35,7 @@ class RoutingGate:
         "metric": "expert sets, weights by id, router logits at probes and what follows from them",
         "statistic": "first differing set in the router band; share of sets; median, p90, largest errors; fp32, not bf16",
         "multiple": LIMIT_MULTIPLE,
+        "multiple on part of the prompts": PART_MULTIPLE,
         "router_resolution": ROUTER_RESOLUTION,
         "resolution": ROUTING_RESOLUTION,
         "unseen": UNSEEN,

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from oracle.golden.portable import exp
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.kolibri1.checkpoint import Checkpoint
 
@@ -81,7 +82,7 @@ def _consistency(checkpoint: Checkpoint, shown: ShownProbes) -> list[Finding | N
         )
     ]
     if shown.weights is not None:
-        sigmoid = 1.0 / (1.0 + np.exp(-np.take_along_axis(shown.logits, shown.ids, axis=2)))
+        sigmoid = 1.0 / (1.0 + exp(-np.take_along_axis(shown.logits, shown.ids, axis=2)))
         off = np.abs(shown.weights - sigmoid).max(axis=2)
         headline = "the weights are not the sigmoids of their router logits"
         findings.append(_finding(headline, shown, ~(off <= CONSISTENCY), f"{off.max():.3g}", f"{CONSISTENCY:g}"))

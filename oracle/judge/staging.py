@@ -60,6 +60,7 @@ class StagingGate:
         spoiled: dict[str, ResidentEvidence] = {
             "a violation": replace(honest, violations=("planted",)),
             "a tensor short": replace(honest, kinds=((kind, tensors - 1, size), *rest)),
+            "a kind missing": replace(honest, kinds=tuple(rest)),
             "a byte short": replace(honest, kinds=((kind, tensors, size - 1), *rest)),
             "a kind too many": replace(honest, kinds=(*honest.kinds, ("routed down", 1, 1))),
             "a prompt without a read-back": planned_evidence(case, honest.readbacks - 1),

@@ -137,7 +137,8 @@ def judge_session(
     """
     calibration = require_class(golden, run.identity.numeric_class)
     case = Case(golden, run, checkpoint, calibration, texts)
-    control_case = Case(golden, perfect, checkpoint, calibration, texts)
+    # A forced run is judged more strictly: its controls too must behave by that rule.
+    control_case = Case(golden, replace(perfect, forced=run.forced), checkpoint, calibration, texts)
     sound = not golden_findings(case)
     aligned = sound and next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
     impossible = impossible_measures(case) if aligned else ()

@@ -14,10 +14,10 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
-from oracle.errors import DeviceFault
+from oracle.errors import DeviceFault, SubjectError
 from oracle.golden.evidence import PromptEvidence, log_sum_exp, top_logits
 from oracle.golden.sketch import sketch
-from oracle.subjects.protocol import Bytes, StepEvidence, Subject
+from oracle.subjects.protocol import Bytes, ForcesRouting, StepEvidence, Subject
 from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
 
@@ -40,16 +40,22 @@ class PassEvidence:
     probes: tuple[int, ...] = ()
 
 
-def drive(subject: Subject, prompt: PromptEvidence, probes: Sequence[int] = ()) -> PromptRun:
+def drive(subject: Subject, prompt: PromptEvidence, probes: Sequence[int] = (), *, forced: bool = False) -> PromptRun:
     """Run one prompt, teacher-forced and then free.
 
     Args:
         probes: positions of the prompt at which the golden holds router logits; the subject's are kept there only.
+        forced: have both passes use the golden's experts and weights. The run is then judged as `Run.forced`.
 
     Raises:
+        SubjectError: the subject cannot have its routing forced.
         DeviceFault: the subject or its device caught a fault, or gave evidence of the wrong shape.
     """
     subject.reset()
+    if forced:
+        if not isinstance(subject, ForcesRouting):
+            raise SubjectError(f"subject {subject.identity.name!r} cannot have its routing forced; judge it without")
+        subject.force_routing(prompt.expert_ids, prompt.expert_weights)
     subject.start()
     steps = [_kept(subject.step(token)) for token in prompt.fed]
     subject.start()

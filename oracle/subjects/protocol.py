@@ -212,6 +212,16 @@ class ShowsResidents(Protocol):
         ...
 
 
+@runtime_checkable
+class ForcesRouting(Protocol):
+    """An optional ability of a subject: to use given experts in place of its router's own, so that router noise is out of a
+    comparison and what still differs is arithmetic. Its evidence then shows the experts it used."""
+
+    def force_routing(self, expert_ids: Int32, expert_weights: Float32) -> None:
+        """From the next `start` on, use `[position]` of these at each step: int32 and float32 [T, L, k]. `reset` ends it."""
+        ...
+
+
 @dataclass(frozen=True)
 class SubjectRequest:
     """How a subject is to be opened. Serializable: a worker process opens its own from the same request.

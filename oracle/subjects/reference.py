@@ -9,9 +9,17 @@ import torch
 
 from oracle.kolibri1.arms import ARMS, TRUTH, arm_named
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.kolibri1.reference import Reference
+from oracle.kolibri1.reference import Reference, Routing
 from oracle.subjects.perfect import HOST_GATES
-from oracle.subjects.protocol import FillObserver, Float32, NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import (
+    FillObserver,
+    Float32,
+    Int32,
+    NumericClass,
+    StepEvidence,
+    SubjectIdentity,
+    SubjectRequest,
+)
 
 
 class ReferenceSubject:
@@ -21,6 +29,7 @@ class ReferenceSubject:
         self._reference = reference
         self._embedding = checkpoint.raw("model.embed_tokens.weight").reshape(checkpoint.config.vocab_size, -1)
         self._cache = reference.new_cache()
+        self._forced: Routing | None = None
 
     @property
     def identity(self) -> SubjectIdentity:
@@ -28,14 +37,20 @@ class ReferenceSubject:
         return SubjectIdentity("reference", arm.numeric_class, arm.name, HOST_GATES)
 
     def reset(self) -> None:
+        self._forced = None
         self.start()
 
     def start(self) -> None:
         self._cache = self._reference.new_cache()
 
+    def force_routing(self, expert_ids: Int32, expert_weights: Float32) -> None:
+        """See `oracle.subjects.protocol.ForcesRouting`."""
+        self._forced = Routing(torch.from_numpy(expert_ids.astype(np.int64)), torch.from_numpy(expert_weights.copy()))
+
     def step(self, token: int) -> StepEvidence:
         position = self._cache.length
-        forward = self._reference.forward([token], self._cache)
+        forced = self._forced and Routing(*(x[position : position + 1] for x in (self._forced.ids, self._forced.weights)))
+        forward = self._reference.forward([token], self._cache, routing=forced)
         return StepEvidence(
             token=token,
             position=position,

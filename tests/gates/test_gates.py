@@ -6,7 +6,7 @@ from oracle.judge.gates import GATE_NAMES
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.kolibri_gate(name)) for name in GATE_NAMES])
-def test_gate(name, kolibri_gate):
-    assert kolibri_gate["id"].split("@")[0] == name
-    assert kolibri_gate["verdict"] in ("pass", "not applicable")
-    assert all(control["behaved"] for control in kolibri_gate["controls"])
+def test_gate(name, gate):
+    assert gate["id"].split("@")[0] == name
+    assert gate["verdict"] in ("pass", "not applicable")
+    assert all(control["behaved"] for control in gate["controls"])

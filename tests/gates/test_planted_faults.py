@@ -26,6 +26,8 @@ from oracle.subjects.harness import drive
 from oracle.subjects.protocol import StepEvidence, Subject, SubjectRequest
 from oracle.subjects.registry import subject_factory
 from oracle.subjects.run import Run, SlotEvidence
+from tt_impl import moe
+from tt_impl.router import Routing
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,19 @@ class OverstatesVerification(Wrapped):
         self.stats = lambda: {**inner.stats(), "verified_bytes": 2 * inner.stats()["verified_bytes"]}
 
 
+class RoundsRouterLogits(Wrapped):
+    """Shows router logits rounded to bf16, and the sigmoids of them."""
+
+    def step(self, token: int) -> StepEvidence:
+        step = self.inner.step(token)
+        assert step.router_logits is not None
+        assert step.expert_ids is not None
+        bits = (step.router_logits.view(np.uint32) + 0x8000) & np.uint32(0xFFFF0000)
+        rounded = bits.view(np.float32)
+        weights = 1 / (1 + np.exp(-np.take_along_axis(rounded, step.expert_ids, axis=1)))
+        return replace(step, router_logits=rounded, expert_weights=weights)
+
+
 def judge(
     golden: Golden, checkpoint: Checkpoint, *, arm: str = "bf16", plant: str | None = None, wrap: Wrap = lambda s: s
 ) -> dict:
@@ -127,6 +142,7 @@ def healthy(golden, checkpoint) -> dict[str, dict]:
         pytest.param("bf16", {"wrap": ShiftsTheArgmaxLate}, {"flips", "chain"}, id="second choice leads from position 40"),
         pytest.param("exact", {"wrap": RoundsLogitsToBf16}, {"logits"}, id="bf16 head"),
         pytest.param("bf16", {"wrap": OverstatesVerification}, {"slots"}, id="twice the verified bytes"),
+        pytest.param("bf16", {"wrap": RoundsRouterLogits}, {"routing"}, id="router logits rounded to bf16"),
         pytest.param("bf16", {"plant": "wrong-expert"}, {"slots"}, id="wrong expert fetched whole"),
         pytest.param("bf16", {"plant": "norm-swap"}, {"residual", "flips"}, id="norms swapped"),
         pytest.param("exact", {"plant": "window-short"}, {"logits", "residual"}, id="window one short, exact arm"),
@@ -136,6 +152,29 @@ def test_a_fault_in_the_decoder_is_caught_by_its_gate(healthy, golden, checkpoin
     assert {name for name in gates if healthy[arm][name] == "pass"} == gates, healthy[arm]
     verdicts = judge(golden, checkpoint, arm=arm, **fault)
     assert {name for name in gates if verdicts[name] == "fail"} == gates, verdicts
+
+
+def _renormalized(routing: Routing, _bias: np.ndarray) -> Routing:
+    return replace(routing, weights=routing.weights / routing.weights.sum())
+
+
+def _softmax(routing: Routing, _bias: np.ndarray) -> Routing:
+    odds = np.exp(routing.logits - routing.logits.max())
+    return replace(routing, weights=(odds / odds.sum())[routing.experts])
+
+
+def _bias_weighs(routing: Routing, bias: np.ndarray) -> Routing:
+    scores = (routing.logits + bias)[routing.experts]
+    return replace(routing, weights=(1 / (1 + np.exp(-scores))).astype(np.float32))
+
+
+@pytest.mark.parametrize("rule", [_renormalized, _softmax, _bias_weighs])
+def test_a_router_that_weighs_by_another_rule_is_caught(healthy, golden, checkpoint, monkeypatch, rule):
+    """The decoder computes with those weights too: everything downstream is off, and `routing` names the router."""
+    honest = moe.route
+    monkeypatch.setattr(moe, "route", lambda logits, bias, count: rule(honest(logits, bias, count), bias))
+    assert healthy["bf16"]["routing"] == "pass"
+    assert judge(golden, checkpoint)["routing"] == "fail"
 
 
 @pytest.mark.parametrize(("plant", "kind"), [("slot-byte", "slot-verification"), ("missing-drain", "unsettled-read")])

@@ -18,6 +18,7 @@ from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble, write_golden
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure
+from oracle.judge.shown_router import selection_bias
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.synthetic import TINY, write_synthetic
 from oracle.serialization import canonical_json, digest
@@ -95,13 +96,18 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         PromptSpec(name="first", ids=tuple(rng.integers(0, 96, 5).tolist()), new_tokens=14),
         PromptSpec(name="second", ids=tuple(rng.integers(0, 96, 3).tolist()), new_tokens=12),
     )
+    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     prompts = tuple(invent_evidence(spec, rng) for spec in specs)
+    for prompt, positions, logits in ((prompts[0], [4, 17], router_logits[:2]), (prompts[1], [2], router_logits[2:])):
+        prompt.expert_ids[positions] = np.argsort(-(logits + selection_bias(checkpoint)), axis=2)[..., :3]
+        chosen = np.take_along_axis(logits, prompt.expert_ids[positions], axis=2)
+        prompt.expert_weights[positions] = 1 / (1 + np.exp(-chosen))
     recipe = Recipe(prompts=specs, truth="float32", floor_arms={"bf16": ("a", "b", "c")}, versions={"numpy": "any"})
     probes = Probes(
         prompts=np.array([0, 0, 1], dtype=np.int32),
         positions=np.array([4, 17, 2], dtype=np.int32),
         hidden=rng.normal(size=(3, 3, 64)).astype(np.float32),
-        router_logits=rng.normal(size=(3, 3, 8)).astype(np.float32),
+        router_logits=router_logits,
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
     probed = (PromptProbes((4, 17), probes.router_logits[:2]), PromptProbes((2,), probes.router_logits[2:]))

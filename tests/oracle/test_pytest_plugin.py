@@ -14,6 +14,7 @@ import pytest
 
 import oracle.judge.session as session
 import oracle.pytest_plugin as plugin
+import oracle.subjects.perfect as perfect
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.golden.format import assemble, load_golden, write_golden
@@ -45,8 +46,8 @@ def params():
 
 
 @pytest.mark.parametrize("name", params())
-def test_gate(name, kolibri_gate):
-    assert kolibri_gate["id"].split("@")[0] == name
+def test_gate(name, gate):
+    assert gate["id"].split("@")[0] == name
 """
 
 SPOILED_SUBJECT = """
@@ -130,6 +131,13 @@ def reports() -> Callable[[SessionOptions], Report]:
     return make
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported(reports: Callable[[SessionOptions], Report]) -> None:
+    """Import all that a session needs before the first inner one: pytester forgets what an inner session imported, and a
+    native library that is then imported anew into the same process crashes it."""
+    reports(SessionOptions(mini_checkpoint(), mini_checkpoint() / "golden", "perfect"))
+
+
 @pytest.fixture(scope="module")
 def spoiled_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A subject with hard flips, and with two devices, installed as a package of its own."""
@@ -182,23 +190,29 @@ def gate_with_fixture(pytester: pytest.Pytester, name: str, fixture: str) -> Non
             {fixture}
 
         @pytest.mark.kolibri_gate({name!r})
-        def test_{name}(before, kolibri_gate):
-            assert kolibri_gate["verdict"] == "pass"
+        def test_{name}(before, gate):
+            assert gate["verdict"] == "pass"
         """
     )
 
 
 def section(result: pytest.RunResult) -> list[str]:
-    """Lines of the ledger's section, without its title."""
+    """Lines of the ledger's section, without its title and the line that says how much was answered."""
     titles = [i for i, line in enumerate(result.outlines) if line.strip("= ") == "kolibri gates"]
     if not titles:
         return []
     end = next(i for i, line in enumerate(result.outlines) if line.startswith("verdict: "))
-    return result.outlines[titles[0] + 1 : end + 1]
+    return [line for line in result.outlines[titles[0] + 1 : end + 1] if not line.startswith("answered ")]
 
 
 def did_not_run(result: pytest.RunResult) -> list[str]:
-    return [line.split()[0] for line in section(result) if line.endswith("DID NOT RUN")]
+    return [line.split()[0] for line in section(result) if "DID NOT RUN" in line]
+
+
+def reason(result: pytest.RunResult, name: str) -> str:
+    """Why a gate did not run."""
+    [line] = [line for line in section(result) if line.startswith(f"{name} ") and "DID NOT RUN" in line]
+    return line.split("DID NOT RUN")[1].strip()
 
 
 def headline(result: pytest.RunResult) -> str:
@@ -218,6 +232,11 @@ def test_a_green_subject_ends_with_0_and_a_line_for_each_gate(pytester: pytest.P
     assert all("behaved" in line and "compared" in line for line in lines)
     assert [line.split()[1] for line in lines] == ["not" if n in ("slots", "staging") else "pass" for n in GATE_NAMES]
     assert last == "verdict: PASS"
+    slots = next(line for line in lines if line.startswith("slots@"))
+    assert slots.endswith("the subject does not declare it, and its evidence is not in the run")
+    golden = load_golden(mini_checkpoint() / "golden")
+    prompts, positions = len(golden.prompts), golden.positions
+    result.stdout.fnmatch_lines([f"answered {prompts} of {prompts} prompts, {positions:,} of {positions:,} positions"])
 
 
 # Red, skipped, left out.
@@ -234,18 +253,21 @@ def test_a_red_gate_ends_with_1_and_says_what_was_found(pytester: pytest.Pyteste
 
 
 @pytest.mark.parametrize(
-    "mark",
+    ("mark", "why"),
     [
-        "pytest.mark.skip",
-        "pytest.mark.skipif(True, reason='no card')",
-        "pytest.mark.xfail(run=False, reason='known')",
+        ("pytest.mark.skip", "its test was skipped: unconditional skip"),
+        ("pytest.mark.skipif(True, reason='no card')", "its test was skipped: no card"),
+        ("pytest.mark.xfail(run=False, reason='known')", "its test was skipped: reason: [NOTRUN] known"),
     ],
 )
-def test_a_skipped_gate_ends_with_1_and_its_name(pytester: pytest.Pytester, run: Callable[..., Any], mark: str) -> None:
+def test_a_skipped_gate_ends_with_1_its_name_and_the_reason(
+    pytester: pytest.Pytester, run: Callable[..., Any], mark: str, why: str
+) -> None:
     gates_file(pytester, marks=f"{{'flips': [{mark}]}}")
     result = run(*PERFECT)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert did_not_run(result) == ["flips"]
+    assert reason(result, "flips") == why
     assert headline(result) == "verdict: INCOMPLETE"
 
 
@@ -262,6 +284,7 @@ def test_a_gate_test_that_never_asks_for_its_verdict_did_not_run(pytester: pytes
     result = run(*PERFECT)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert did_not_run(result) == ["flips"]
+    assert reason(result, "flips") == "its test never asked for the verdict"
 
 
 def test_a_required_gate_that_was_never_collected_ends_with_1_and_its_name(
@@ -272,6 +295,7 @@ def test_a_required_gate_that_was_never_collected_ends_with_1_and_its_name(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=len(GATE_NAMES) - 2)
     assert did_not_run(result) == ["residual"]  # `slots` is not required of this subject
+    assert reason(result, "residual") == "no test of it was collected"
 
 
 def test_a_red_gate_that_is_expected_to_fail_is_red_all_the_same(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
@@ -281,12 +305,21 @@ def test_a_red_gate_that_is_expected_to_fail_is_red_all_the_same(pytester: pytes
     assert headline(result) == "verdict: FAIL"
 
 
-@pytest.mark.parametrize("body", ["raise RuntimeError('no card')", "pytest.skip('no card')"])
-def test_a_gate_whose_setup_fails_or_skips_did_not_run(pytester: pytest.Pytester, run: Callable[..., Any], body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("raise RuntimeError('no card')", "its test failed in setup before it asked for the verdict"),
+        ("pytest.skip('no card')", "its test was skipped: no card"),
+    ],
+)
+def test_a_gate_whose_setup_fails_or_skips_did_not_run(
+    pytester: pytest.Pytester, run: Callable[..., Any], body: str, why: str
+) -> None:
     gate_with_fixture(pytester, "logits", body)
     result = run(*PERFECT)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert did_not_run(result) == ["logits"]
+    assert reason(result, "logits") == why
     assert headline(result) == "verdict: INCOMPLETE"
 
 
@@ -306,20 +339,22 @@ def test_a_session_whose_subject_could_not_be_run_ran_no_gate(
 
 def test_an_unknown_gate_name_is_an_error_that_names_the_gates(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
     gates_file(pytester)
-    pytester.makepyfile(test_typo="import pytest\n@pytest.mark.kolibri_gate('flip')\ndef test_it(kolibri_gate):\n    pass\n")
+    pytester.makepyfile(test_typo="import pytest\n@pytest.mark.kolibri_gate('flip')\ndef test_it(gate):\n    pass\n")
     result = run(*PERFECT)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert did_not_run(result) == ["flip"]
     result.stdout.fnmatch_lines(["*no gate 'flip'; the gates are golden, alignment, *"])
 
 
+@pytest.mark.parametrize("option", ["-x", "--maxfail=1"])
 def test_the_first_failure_ends_the_session_and_the_rest_did_not_run(
-    pytester: pytest.Pytester, run: Callable[..., Any]
+    pytester: pytest.Pytester, run: Callable[..., Any], option: str
 ) -> None:
     gates_file(pytester)
-    result = run(*SPOILED, "-x")
+    result = run(*SPOILED, option)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert did_not_run(result) == sorted(GATE_NAMES[GATE_NAMES.index("flips") + 1 :])
+    assert reason(result, "residual") == "the session ended before its test"
     assert headline(result) == "verdict: FAIL"
 
 
@@ -368,6 +403,160 @@ def test_deselecting_something_else_leaves_the_session_whole(pytester: pytest.Py
     pytester.makepyfile(test_other="def test_other():\n    pass\n")
     result = run(*PERFECT, "--deselect=test_other.py::test_other")
     assert (result.ret, headline(result)) == (pytest.ExitCode.OK, "verdict: PASS")
+
+
+def test_rerunning_what_failed_is_partial_and_no_gate_of_another_file_is_missed(
+    pytester: pytest.Pytester, run: Callable[..., Any]
+) -> None:
+    """`--lf` leaves whole files uncollected without telling anyone."""
+    gates_file(pytester, left_out=["chain"])
+    pytester.makepyfile(
+        test_a_chain="""
+        import pytest
+        from pathlib import Path
+
+        @pytest.mark.kolibri_gate("chain")
+        def test_chain(gate):
+            assert Path("mended").exists()
+        """
+    )
+    cache = ("-p", "cacheprovider", "-o", "cache_dir=cache", "--lf")
+    result = run(*PERFECT, *cache)  # nothing failed before, so nothing is left out
+    assert (result.ret, headline(result)) == (pytest.ExitCode.TESTS_FAILED, "verdict: PASS")
+    (pytester.path / "mended").touch()
+    result = run(*PERFECT, *cache)
+    assert result.ret == pytest.ExitCode.OK
+    assert result.parseoutcomes()["passed"] == 1
+    assert headline(result) == "verdict: PARTIAL PASS"
+    result = run(*PERFECT, *cache)
+    assert (result.ret, headline(result)) == (pytest.ExitCode.OK, "verdict: PASS")
+
+
+# Demanded with --kolibri-require, whatever the user left out.
+
+
+def test_a_demanded_gate_that_ran_and_compared_is_green_in_a_partial_session(
+    pytester: pytest.Pytester, run: Callable[..., Any]
+) -> None:
+    gates_file(pytester)
+    result = run(*PERFECT, "-k", "flips or chain", "--kolibri-require", "flips")
+    assert result.ret == pytest.ExitCode.OK
+    assert headline(result) == "verdict: PARTIAL PASS"
+
+
+@pytest.mark.parametrize(
+    ("demanded", "missed"),
+    [
+        (("--kolibri-require", "flips,logits"), ["logits"]),
+        (("--kolibri-require", "logits", "--kolibri-require", "residual, flips"), ["logits", "residual"]),
+        (("--kolibri-require=all",), ["alignment", "golden", "ledger", "logits", "residual"]),
+    ],
+    ids=["a list", "repeated", "all"],
+)
+def test_a_demanded_gate_that_the_user_left_out_ends_with_1_and_its_name(
+    pytester: pytest.Pytester, run: Callable[..., Any], demanded: tuple[str, ...], missed: list[str]
+) -> None:
+    gates_file(pytester)
+    result = run(*PERFECT, "-k", "flips or chain", *demanded)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes()["passed"] == 2
+    assert did_not_run(result) == missed
+    assert {reason(result, name) for name in missed} == {"left out by the user"}
+    assert headline(result) == "verdict: PARTIAL INCOMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("file", "narrowing"),
+    [("def test_other(): pass", ()), ("def test_other(): pass", ("-k", "nothing")), ("", ())],
+    ids=["no gate collected", "every test deselected", "no test at all"],
+)
+def test_a_demanded_gate_of_a_session_that_collected_none_ends_with_1(
+    pytester: pytest.Pytester, run: Callable[..., Any], file: str, narrowing: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(test_other=file)
+    result = run(*narrowing, "--kolibri-require", "flips")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert did_not_run(result) == ["flips"]
+    result = run(*narrowing, "--kolibri-require", "all")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert did_not_run(result) == ["alignment", "chain", "flips", "golden"]
+
+
+def test_a_demanded_gate_that_compared_nothing_did_not_run(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
+    gates_file(pytester)
+    assert run(*PERFECT, "--kolibri-require", "all").ret == pytest.ExitCode.OK
+    result = run(*PERFECT, "--kolibri-require", "slots")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert did_not_run(result) == ["slots"]
+    assert reason(result, "slots") == "the subject does not declare it, and its evidence is not in the run"
+
+
+def test_a_demanded_gate_is_not_asked_for_where_tests_are_only_collected(
+    pytester: pytest.Pytester, run: Callable[..., Any]
+) -> None:
+    gates_file(pytester)
+    assert run("--collect-only", "--kolibri-require", "flips").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("names", ["flip", "flips,", "flips,All"])
+def test_demanding_what_is_no_gate_is_a_usage_error_that_names_the_gates(
+    pytester: pytest.Pytester, run: Callable[..., Any], names: str
+) -> None:
+    gates_file(pytester)
+    result = run(*PERFECT, "--kolibri-require", names)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    message = f"--kolibri-require: no gate {names.split(',')[-1]!r}; name all or some of golden, alignment, "
+    assert len([line for line in (*result.outlines, *result.errlines) if message in line]) == 1
+
+
+# Fixtures for tests of one's own.
+
+
+def test_the_subject_is_opened_for_each_test_and_closed_after_it_and_the_golden_is_loaded(
+    pytester: pytest.Pytester, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(perfect.PerfectSubject, "close", lambda self: closed.append(id(self)))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("which", [0, 1])
+        def test_the_first_ids(golden, subject, which):
+            assert (subject.identity.name, subject.identity.arm) == ("perfect", "fp32")
+            prompt = golden.prompts[which]
+            for position, token in enumerate(prompt.fed[:4]):  # as just opened, whatever another test has fed
+                step = subject.step(token)
+                assert (step.position, int(step.logits.argmax())) == (position, prompt.argmax[position])
+
+        def test_that_fails(subject):
+            assert False
+        """
+    )
+    result = run(*PERFECT, "--kolibri-arm", "fp32")
+    result.assert_outcomes(passed=2, failed=1)
+    assert len(closed) == 3
+    assert section(result) == []
+
+
+def test_a_test_may_have_fixtures_of_these_names_of_its_own(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
+    own = "".join(f"@pytest.fixture\ndef {n}():\n    return 'my own'\n" for n in ("golden", "subject", "gate"))
+    pytester.makeconftest(f"import pytest\n{own}")
+    pytester.makepyfile("def test_it(golden, subject, gate):\n    assert golden == subject == gate == 'my own'\n")
+    result = run(*PERFECT)
+    assert (result.ret, section(result)) == (pytest.ExitCode.OK, [])
+
+
+@pytest.mark.parametrize(("fixture", "option"), [("golden", "--kolibri-golden"), ("subject", "--kolibri-checkpoint")])
+def test_a_fixture_that_cannot_be_made_is_an_error_that_says_why(
+    pytester: pytest.Pytester, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fixture: str, option: str
+) -> None:
+    monkeypatch.setattr(plugin, "open_session", lambda _options: None)  # as if it vanished once pytest had started
+    pytester.makepyfile(f"def test_it({fixture}):\n    pass\n")
+    result = run(*PERFECT, option, "nowhere")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=1)
+    assert "nowhere" in result.stdout.str()
 
 
 # Sessions that are none of the ledger's business.
@@ -496,7 +685,7 @@ def test_options_that_cannot_be_carried_out_are_a_usage_error_of_one_line(
 
 def test_each_option_is_explained(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
     text = run("--help").stdout.str()
-    assert all(f"--kolibri-{name}" in text for name in ("subject", "device", "arm", "checkpoint", "golden"))
+    assert all(f"--kolibri-{name}" in text for name in ("subject", "device", "arm", "checkpoint", "golden", "require"))
 
 
 # Under xdist: the subject runs once, and the controller's ledger is the session's.
@@ -529,6 +718,27 @@ plugin.run_session = counted
     assert sorted(line.split("@")[0] for line in section(result)[:-1]) == sorted(GATE_NAMES)
     assert headline(result) == "verdict: PASS"
     assert (pytester.path / "runs").read_text() == "run\n"
+
+
+def test_two_workers_without_the_gate_that_is_demanded_are_not_green(
+    pytester: pytest.Pytester, run_workers: Callable[..., pytest.RunResult]
+) -> None:
+    """No gate is asked for, so the subject does not run."""
+    gates_file(pytester)
+    pytester.makepyfile(test_other="def test_other():\n    pass\n")
+    result = run_workers(*PERFECT, "-k", "other", "--kolibri-require", "flips")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert (did_not_run(result), reason(result, "flips")) == (["flips"], "left out by the user")
+    assert headline(result) == "verdict: PARTIAL INCOMPLETE"
+
+
+def test_the_ledger_needs_neither_terminal_nor_temporary_folders(pytester: pytest.Pytester, run: Callable[..., Any]) -> None:
+    gates_file(pytester)
+    without = ("-p", "no:terminal", "-p", "no:tmpdir", "-p", "no:xdist", "-p", "no:junitxml")
+    assert run(*PERFECT, *without).ret == pytest.ExitCode.OK
+    (pytester.path / "test_inner_gates.py").unlink()
+    gates_file(pytester, left_out=["flips"])
+    assert run(*PERFECT, *without).ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.slow

@@ -206,3 +206,45 @@ def test_a_process_that_is_killed_while_writing_leaves_no_target(
         assert "target" not in names
     if number == signal.SIGINT:
         assert names == []
+
+
+def limited(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program whose files may hold 1,000 bytes: the kernel then refuses to write, as a full disk does."""
+    limits = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limits += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+    command = [sys.executable, "-B", "-c", PREAMBLE + limits + program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'write_file(Path("target"), bytes(2000))',
+        'with new_folder(Path("target")) as temporary:\n    (temporary / "f").write_bytes(bytes(2000))',
+    ],
+    ids=["file", "folder"],
+)
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path, program: str) -> None:
+    done = limited(program, tmp_path)
+    assert done.stderr.splitlines()[-1] == (
+        "oracle.errors.UsageError: target cannot be written (File too large); make room, or choose another path"
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert limited(program.replace("2000", "900"), tmp_path).returncode == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_name_too_long_for_a_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be written \(File name too long\); make room, or choose another path"):
+        write_file(tmp_path / ("x" * 250), b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_is_not_the_file_systems_stays_what_it_is(tmp_path: Path) -> None:
+    def work() -> None:
+        with new_folder(tmp_path / "folder"):
+            (tmp_path / "nowhere" / "f").read_bytes()
+
+    with pytest.raises(FileNotFoundError):
+        work()
+    assert list(tmp_path.iterdir()) == []

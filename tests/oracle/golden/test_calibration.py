@@ -17,6 +17,8 @@ from oracle.golden.calibration import (
     BUDGET_TAIL,
     LIMIT_MULTIPLE,
     MARGIN_EDGES,
+    NEAR_MULTIPLE,
+    PART_MULTIPLE,
     Bands,
     Limits,
     MarginBins,
@@ -107,12 +109,13 @@ def test_the_chance_of_a_flip_is_between_zero_and_one_and_never_either(flips: in
 
 def bands(**values: Any) -> Bands:
     base = {
-        "regret": BAND_MULTIPLE * 0.1,
+        "regret": NEAR_MULTIPLE * 0.1,
         "router_gap": BAND_MULTIPLE * 0.01,
-        "router_regret": BAND_MULTIPLE * 0.2,
+        "router_regret": NEAR_MULTIPLE * 0.2,
         "floor_regret": 0.1,
         "floor_router_gap": 0.01,
         "floor_router_regret": 0.2,
+        "near_multiple": NEAR_MULTIPLE,
         "multiple": BAND_MULTIPLE,
     }
     return Bands(**base | values)
@@ -125,12 +128,23 @@ def test_a_band_beyond_its_multiple_of_the_floor_is_refused(name: str) -> None:
     for inflated in (allowed * 1.001, allowed * 6.5):
         with pytest.raises(ValidationError, match=f"band {name} .* inflated"):
             bands(**{name: inflated})
-    with pytest.raises(ValidationError, match="inflated"):
+
+
+def test_a_band_must_be_within_the_multiple_it_states() -> None:
+    with pytest.raises(ValidationError, match="band router_gap .* inflated"):
         bands(multiple=1.0)
 
 
 @pytest.mark.parametrize(
-    "values", [{"multiple": BAND_MULTIPLE + 0.1}, {"multiple": 0.5}, {"regret": -0.1}, {"regret": float("nan")}, {"x": 1}]
+    "values",
+    [
+        {"multiple": BAND_MULTIPLE + 0.1},
+        {"near_multiple": NEAR_MULTIPLE + 0.1},
+        {"multiple": 0.5},
+        {"regret": -0.1},
+        {"regret": float("nan")},
+        {"x": 1},
+    ],
 )
 def test_bands_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     assert bands().multiple == BAND_MULTIPLE
@@ -150,14 +164,20 @@ def test_a_multiple_of_limits_beyond_the_declared_one_is_refused() -> None:
         router_logit=(0.1, 0.2),
     )
     assert Limits(floor=floor, multiple=LIMIT_MULTIPLE).kl == (LIMIT_MULTIPLE * 0.1, LIMIT_MULTIPLE * 0.2)
-    for multiple in (LIMIT_MULTIPLE + 0.001, 0.9, float("inf")):
+    for multiple in (PART_MULTIPLE + 0.001, 0.9, float("inf")):
         with pytest.raises(ValidationError):
             Limits(floor=floor, multiple=multiple)
 
 
-@pytest.mark.parametrize("name", ["positions", "near", "router"])
+@pytest.mark.parametrize("name", ["positions", "near", "router", "near_change", "router_change"])
 def test_bins_have_one_count_per_edge(name: str) -> None:
-    counts = {"positions": (9,) * 7, "near": (1,) * 7, "router": (0,) * 7}
+    counts = {
+        "positions": (9,) * 7,
+        "near": (1,) * 7,
+        "router": (0,) * 7,
+        "near_change": (0.1,) * 7,
+        "router_change": (0.1,) * 7,
+    }
     assert MarginBins(**counts).positions == (9,) * 7
-    with pytest.raises(ValidationError, match="each of the bins needs 7 counts"):
+    with pytest.raises(ValidationError, match="each column of the bins needs 7 numbers"):
         MarginBins(**counts | {name: (0,) * 6})

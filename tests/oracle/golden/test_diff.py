@@ -61,7 +61,9 @@ def test_noise_of_the_floors_size_is_arithmetic(golden: Golden) -> None:
     assert set(by_name) == {
         "KL median",
         "KL p90",
-        *(f"sketch {which}, layer {layer}" for which in ("median", "p90") for layer in range(3)),
+        "router logit median",
+        "router logit largest",
+        *(f"{of} {which}, layer {layer}" for of in ("sketch", "weight") for which in ("median", "p90") for layer in range(3)),
         "sketch slope",
     }
     median = by_name["sketch median, layer 1"]

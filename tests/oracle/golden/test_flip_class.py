@@ -21,6 +21,7 @@ BANDS = Bands(
     floor_regret=0.1,
     floor_router_gap=0.01,
     floor_router_regret=0.2,
+    near_multiple=1,
     multiple=2.0,
 )
 NARROW = BANDS.model_copy(update={"regret": 0.0, "router_regret": 0.0})

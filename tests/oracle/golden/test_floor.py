@@ -10,7 +10,16 @@ import pytest
 from floor_arms import measured
 
 from oracle.errors import GoldenError
-from oracle.golden.calibration import BAND_MULTIPLE, LIMIT_MULTIPLE, MARGIN_EDGES, UNSEEN, Limits, margin_bin
+from oracle.golden.calibration import (
+    BAND_MULTIPLE,
+    LIMIT_MULTIPLE,
+    MARGIN_EDGES,
+    NEAR_MARGIN,
+    NEAR_MULTIPLE,
+    UNSEEN,
+    Limits,
+    margin_bin,
+)
 from oracle.golden.compare import OUTSIDE, Comparison, compare, concatenate
 from oracle.golden.floor import calibrate, statistics, worst_ratio
 from oracle.golden.format import Golden
@@ -33,14 +42,21 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
 
 
 def flipped(arm: Comparison, regrets: dict[int, float], router: dict[int, float] | None = None, rank: int = 1) -> Comparison:
-    """The arm with flips of these regrets at these positions; at those in `router`, layer 1's set differs by that gap."""
+    """The arm with flips of these regrets at these positions, all of them at near ties whose margin changed by as much.
+
+    At those in `router`, layer 1's set differs by that gap.
+    """
+    margin, change = arm.margin.copy(), arm.margin_change.copy()
     flip, regret, ranks = arm.flip.copy(), arm.regret.copy(), arm.rank.copy()
     first, gap = arm.first_set_difference.copy(), arm.set_gap.copy()
     for position, value in regrets.items():
         flip[position], regret[position], ranks[position] = True, value, rank
+        margin[position], change[position] = NEAR_MARGIN / 2, value
     for position, value in (router or {}).items():
         first[position], gap[position] = 1, value
-    return replace(arm, flip=flip, regret=regret, rank=ranks, first_set_difference=first, set_gap=gap)
+    return replace(
+        arm, margin=margin, margin_change=change, flip=flip, regret=regret, rank=ranks, first_set_difference=first, set_gap=gap
+    )
 
 
 def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
@@ -55,8 +71,8 @@ def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
 
 def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arms) -> None:
     bands = calibrate("bf16", measured(arms)).bands
-    assert (bands.floor_regret, bands.regret) == (0.034, BAND_MULTIPLE * 0.034)
-    assert (bands.floor_router_regret, bands.router_regret) == (0.04, BAND_MULTIPLE * 0.04)
+    assert (bands.floor_regret, bands.regret) == (0.034, NEAR_MULTIPLE * 0.034)
+    assert (bands.floor_router_regret, bands.router_regret) == (0.04, NEAR_MULTIPLE * 0.04)
     assert (bands.floor_router_gap, bands.router_gap) == (0.011, BAND_MULTIPLE * 0.011)
 
 
@@ -93,8 +109,8 @@ def test_statistics_are_medians_p90s_and_the_largest_slope(arms: Arms) -> None:
 
 def test_bins_count_every_position_of_every_arm_once(arms: Arms) -> None:
     bins = calibrate("bf16", measured(arms)).bins
-    margins = next(iter(arms.values())).margin
-    assert bins.positions == tuple(5 * np.bincount(margin_bin(margins), minlength=len(MARGIN_EDGES)))
+    margins = np.concatenate([arm.margin for arm in arms.values()])
+    assert bins.positions == tuple(np.bincount(margin_bin(margins), minlength=len(MARGIN_EDGES)))
     assert (sum(bins.near), sum(bins.router)) == (5, 5)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from floor_arms import PROMPTS, by_prompt, measured
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.errors import GoldenError
-from oracle.golden.calibration import LIMIT_MULTIPLE, ClassCalibration, Limits, Statistics
+from oracle.golden.calibration import PART_MULTIPLE, ClassCalibration, Limits, Statistics
 from oracle.golden.compare import NOT_COMPARED, Comparison, compare, concatenate
 from oracle.golden.floor import calibrate, statistics, worst_ratio
 from oracle.golden.format import Golden
@@ -43,6 +43,7 @@ def comparison(rows: Sequence[tuple]) -> Comparison:
     return Comparison(
         top=zeros,
         margin=zeros,
+        margin_change=zeros,
         flip=np.zeros(count, dtype=bool),
         regret=zeros,
         rank=np.zeros(count, dtype=np.int64),
@@ -69,6 +70,7 @@ def exceeds(own: Statistics, floor: Statistics) -> list[str]:
     ]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(positions.map(comparison), min_size=1, max_size=6))
 def test_no_statistic_of_a_union_is_above_the_largest_upper_one_of_its_parts(parts: list[Comparison]) -> None:
     floor = Statistics.largest(statistics(part, upper=True) for part in parts)
@@ -89,13 +91,13 @@ def test_interpolated_quantiles_would_not_do() -> None:
 
 @pytest.fixture(scope="module")
 def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptRun]) -> dict[str, Comparison]:
-    """Five honest arms of one noise."""
+    """Eight honest arms of one noise."""
     return {
         f"arm-{index}": concatenate(
             compare(p, perturbed_run(p, np.random.default_rng([7, index]), 1e-3, probes), probes)
             for p, probes in ((p, tiny_golden[0].probes_of(p.name)) for p in tiny_golden[0].prompts)
         )
-        for index in range(5)
+        for index in range(8)
     }
 
 
@@ -119,7 +121,7 @@ def test_limits_are_those_of_the_prompts_that_were_answered(calibration: ClassCa
     assert calibration.limits_for(["second", "first"]) is calibration.limits
     for prompt in PROMPTS:
         limits = calibration.limits_for([prompt])
-        assert limits.kl[1] == LIMIT_MULTIPLE * calibration.prompt_floors[prompt].kl[1]
+        assert limits.kl[1] == PART_MULTIPLE * calibration.prompt_floors[prompt].kl[1]
         assert limits != calibration.limits
 
 
@@ -159,7 +161,7 @@ def test_held_out_arms_show_the_prompt_on_which_they_are_furthest_off(
         ratios = {}
         for prompt in PROMPTS:
             others = [statistics(part[prompt], upper=True) for name, part in parts.items() if name != entry.arm]
-            limits = Limits(floor=Statistics.largest(others), multiple=LIMIT_MULTIPLE)
+            limits = Limits(floor=Statistics.largest(others), multiple=PART_MULTIPLE)
             ratios[prompt] = worst_ratio(statistics(parts[entry.arm][prompt], upper=True), limits)
         assert entry.worst_prompt_ratio == ratios[entry.worst_prompt] == max(ratios.values())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from goldens import mini_checkpoint
-from oracle.golden.calibration import BAND_MULTIPLE, Bands
+from oracle.golden.calibration import BAND_MULTIPLE, NEAR_MULTIPLE, Bands
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
 from oracle.golden.recipe import Message, ReasoningEffort
@@ -82,9 +82,10 @@ def with_bands(case: Case, regret: float = 0.0, router_gap: float = 0.0, router_
         regret=regret,
         router_gap=router_gap,
         router_regret=router_regret,
-        floor_regret=regret / BAND_MULTIPLE,
+        floor_regret=regret / NEAR_MULTIPLE,
         floor_router_gap=router_gap / BAND_MULTIPLE,
-        floor_router_regret=router_regret / BAND_MULTIPLE,
+        floor_router_regret=router_regret / NEAR_MULTIPLE,
+        near_multiple=NEAR_MULTIPLE,
         multiple=BAND_MULTIPLE,
     )
     return replace(case, calibration=case.calibration.model_copy(update={"bands": bands}))

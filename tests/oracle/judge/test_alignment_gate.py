@@ -35,6 +35,10 @@ def test_its_planted_fault_is_found(case: Case) -> None:
         "an argmax that is not the largest": ["the run contradicts itself: argmax is not the first of its own largest logits"],
         "a position short": ["array logsumexp has the wrong shape"],
         "one NaN": ["the run contradicts itself: array logsumexp holds NaN or infinity"],
+        "experts of all prompts but one": [
+            f"array {name} is missing, other prompts have it" for name in ("expert_ids", "expert_weights", "free_expert_ids")
+        ],
+        "experts in one pass only": ["array expert_ids is there without free_expert_ids"],
     }
 
 

@@ -24,6 +24,7 @@ from goldens import mini_checkpoint
 from oracle.golden.calibration import ROUTER_RESOLUTION
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
+from oracle.judge.controls import gate_controls
 from oracle.judge.gate import Case
 from oracle.judge.routing import RoutingGate
 from oracle.judge.shown_router import selection_bias
@@ -388,3 +389,31 @@ def test_a_layer_at_which_no_weight_could_be_compared_is_not_green(case: Case) -
     judgement = GATE.judge(with_run(routed(banded, others), identity=identity))
     assert judgement.verdict == "incomplete"
     assert [(f.headline, f.where) for f in judgement.findings] == [("no position's weights could be compared", "layer 2")]
+
+
+def test_with_forced_routing_no_set_and_no_weight_may_differ_however_near_the_tie(case: Case) -> None:
+    free, forced = case, with_run(case, forced=True)
+    assert GATE.judge(forced).verdict == "pass"
+    _, prompt, position, layer = gaps(case)[0]
+    for judged, expected in ((free, set()), (forced, {"expert sets differ although routing was forced"})):
+        assert kinds(with_other_experts(judged, prompt, position, layer)) == expected
+    weights = answer(case, prompt).expert_weights
+    assert weights is not None
+    off = changed(weights, (position, layer, 0), weights[position, layer, 0] + 1e-4)
+    for judged, expected in ((free, set()), (forced, {"expert weights are not those forced"})):
+        assert kinds(with_prompt(judged, prompt, expert_weights=off)) == expected
+
+
+def test_forced_experts_need_not_follow_from_the_router_s_own_logits(case: Case) -> None:
+    prompt = case.golden.prompts[0]
+    logits = answer(case, prompt).router_logits
+    assert logits is not None
+    lifted = changed(logits, (0, 0), logits[0, 0] + np.linspace(0, 0.04, 16))
+    other = with_prompt(case, prompt, router_logits=lifted)
+    assert NOT_SIGMOID in kinds(other)
+    assert kinds(with_run(other, forced=True)) == set()
+
+
+def test_a_forced_run_s_controls_behave(case: Case) -> None:
+    results = gate_controls(GATE, with_run(case, forced=True))
+    assert [c.name for c in results if not c.behaved] == []

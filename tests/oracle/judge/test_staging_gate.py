@@ -37,6 +37,7 @@ def test_each_planted_fault_is_found(staged: Case, case: Case) -> None:
     assert found == {
         "a violation": ["planted"],
         "a tensor short": ["resident tensors of kind 'embedding' are not those of the plan"],
+        "a kind missing": ["resident tensors of kind 'embedding' are not those of the plan"],
         "a byte short": ["resident tensors of kind 'embedding' are not those of the plan"],
         "a kind too many": ["resident tensors of kind 'routed down' are not those of the plan"],
         "a prompt without a read-back": ["not read back once after each prompt"],
@@ -60,6 +61,14 @@ def test_a_count_of_any_kind_off_by_one_tensor_or_byte_is_found(staged: Case, in
     assert repr(kind) in finding.headline
     assert finding.worst == f"{tensors + off[0]} tensors, {size + off[1]} bytes"
     assert finding.allowed == f"{tensors} tensors, {size} bytes"
+
+
+@pytest.mark.parametrize("index", range(17))
+def test_a_kind_that_is_missing_whole_is_found(staged: Case, index: int) -> None:
+    assert staged.run.residents is not None
+    kinds = staged.run.residents.kinds
+    [finding] = GATE.judge(seen(staged, kinds=(*kinds[:index], *kinds[index + 1 :]))).findings
+    assert (repr(kinds[index][0]) in finding.headline, finding.worst) == (True, "0 tensors, 0 bytes")
 
 
 def test_a_read_back_after_all_prompts_but_one_is_not_enough(staged: Case) -> None:

@@ -26,7 +26,16 @@ SLOTS = GateResult("slots@89abcdef", "slots", "not applicable", 0, (), (), {}, "
 FACTS = SessionFacts((16, 17), (1500, 1625), {}, {"kind": "sim"}, (), {})
 RUN = Run(SubjectIdentity("tt", "bf16", "exact", ("flips",), {"kind": "sim", "seed": "0"}), "sha256:abc", {})
 REPORT = Report("pass", False, "sha256:abc", RUN, (FLIPS, SLOTS), (), "sha256:def", (), FACTS, True)
-NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=2)
+NO_BANDS = Bands(
+    regret=0,
+    router_gap=0,
+    router_regret=0,
+    floor_regret=0,
+    floor_router_gap=0,
+    floor_router_regret=0,
+    near_multiple=1,
+    multiple=2,
+)
 
 
 def flip(prompt: str = "p", position: int = 3, rank: int = 1, regret: float = 2.5, **chain: object) -> FlipRecord:
