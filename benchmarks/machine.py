@@ -1,4 +1,4 @@
-"""What the machine can do and what a process takes: read bandwidth, memory, threads. Linux (`/proc`)."""
+"""What the machine can do: read bandwidth, idle time, threads. Linux (`/proc`)."""
 
 from __future__ import annotations
 
@@ -58,19 +58,3 @@ def busy_share(seconds: float = 1.0) -> float:
     time.sleep(seconds)
     later_total, later_idle = times()
     return 1 - (later_idle - idle) / max(1, later_total - total)
-
-
-def process_memory(pid: int | str = "self") -> dict[str, int]:
-    """Bytes by the names of `/proc/PID/status`: `VmHWM` (peak resident), `RssAnon`, `RssFile`; empty once it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.startswith(("VmHWM:", "RssAnon:", "RssFile:")))
-    return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in fields}
-
-
-def available_memory() -> int:
-    """Bytes that new processes can take without swapping (`MemAvailable`)."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import process_memory, thread_environment
+from machine import thread_environment
+from memory import process_memory
 
 WORKER = Path(__file__).with_name("worker.py")
 _SAMPLE_SECONDS = 0.02

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from large import measure_large
-from machine import available_memory, busy_share
+from machine import busy_share
+from memory import available_memory
 from peers import PEERS, peer_bytes
 from processes import run_worker
 from scratch import make_checkpoint, progress, scratch_folder

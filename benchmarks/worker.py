@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import process_memory, read_bandwidth
+from machine import read_bandwidth
+from memory import process_memory
 
 Job = dict[str, Any]
 

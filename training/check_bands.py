@@ -1,9 +1,9 @@
 """Check the bands on prompts that no multiple was set on: `python training/check_bands.py CHECKPOINT` (4 minutes on one core).
 
 Fresh beginnings of texts are continued by the reference and compared with every floor arm of a class. Then many goldens are
-drawn: 17 of these prompts each, without choosing. Every golden is calibrated, so that each of its arms is held out and judged by
-what the others allow: an honest arm that fails makes the golden one that `golden make` would refuse. What is printed shows how
-much room the multiples leave, and fails (exit code 1) where a golden is refused.
+drawn: 17 of these prompts each, without choosing. Every golden is calibrated, so that each of its arms is held out and judged
+by what the others allow: an honest arm that fails makes the golden one that `golden make` would refuse. What is printed shows
+how much room the multiples leave; the exit code is 1 where a golden is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def summary(made: list[ClassCalibration]) -> str:
     near = max(entry.near_flips / entry.near_budget for entry in held_out)
     router = max(entry.router_flips / entry.router_budget for entry in held_out)
     return (
-        f"{len(held_out)} held-out arms: statistics at most {whole:.2f} times the others' largest ({LIMIT_MULTIPLE:g} allowed), "
-        f"on one prompt alone {part:.2f} ({PART_MULTIPLE:g} allowed); near ties {near:.2f} of the count that fires, router {router:.2f}"
+        f"{len(held_out)} held-out arms: statistics at most {whole:.2f} times the others' (allowed {LIMIT_MULTIPLE:g}), "
+        f"on one prompt alone {part:.2f} (allowed {PART_MULTIPLE:g}); near ties {near:.2f} of the count that fires, "
+        f"router near ties {router:.2f}"
     )
 
 
@@ -86,10 +87,8 @@ def main() -> None:
             made.append(calibrate(options.numeric_class, drawn(measured, options.prompts, rng)))
         except GoldenError as error:
             refused.append(str(error))
-    positions = sum(len(prompt.fed) for prompt in evidence)
-    print(
-        f"class {options.numeric_class}: {options.goldens} goldens of {options.prompts} from {len(evidence)} prompts, {positions} positions"
-    )
+    goldens = f"{options.goldens} goldens, each {options.prompts} of {len(evidence)} fresh prompts"
+    print(f"class {options.numeric_class}: {goldens}")
     if made:
         print(summary(made))
     print(f"refused: {len(refused)}")

@@ -131,7 +131,7 @@ def test_a_band_beyond_its_multiple_of_the_floor_is_refused(name: str) -> None:
 
 
 def test_a_band_must_be_within_the_multiple_it_states() -> None:
-    with pytest.raises(ValidationError, match="band router_gap .* inflated"):
+    with pytest.raises(ValidationError, match=r"band router_gap .* inflated"):
         bands(multiple=1.0)
 
 
