@@ -9,11 +9,12 @@ import numpy as np
 
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.compare import Comparison, compare
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.floor import calibrate
 from oracle.golden.format import Probes, assemble, write_golden
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure
+from oracle.judge.shown_router import selection_bias
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.synthetic import TINY, write_synthetic
 from oracle.subjects.harness import digest_embedding
@@ -59,18 +60,21 @@ def invent(folder: Path, size: Size) -> None:
         "modules_to_not_convert": [f"model.layers.{layer}.mlp.gate" for layer in range(size.layers)]
     }
     checkpoint = Checkpoint.open(write_synthetic(folder / "checkpoint", config))
-    rng = np.random.default_rng(0)
-    prompts = tuple(_evidence(f"prompt-{index}", size, rng) for index in range(size.prompts))
-    digest = _write_golden(folder / "golden", checkpoint, prompts, rng)
+    rng, bias = np.random.default_rng(0), selection_bias(checkpoint)
+    invented = [_prompt(f"prompt-{index}", size, bias, rng) for index in range(size.prompts)]
+    digest = _write_golden(folder / "golden", checkpoint, invented, rng)
     rows = checkpoint.raw("model.embed_tokens.weight").reshape(size.vocabulary, -1)
     identity = SubjectIdentity("invented", "bf16", "bf16", HOST_GATES)
-    honest = {p.name: _answer(p, rows, np.random.default_rng([7, i])) for i, p in enumerate(prompts)}
-    perfect = {p.name: _answer(p, rows, None) for p in prompts}
+    honest = {p.name: _answer(p, probes, rows, np.random.default_rng([7, i])) for i, (p, probes) in enumerate(invented)}
+    perfect = {p.name: _answer(p, probes, rows, None) for p, probes in invented}
     control = Run(replace(identity, name="perfect"), digest, perfect)
     save_run(Run(identity, digest, honest), folder / "run", control=control)
 
 
-def _evidence(name: str, size: Size, rng: np.random.Generator) -> PromptEvidence:
+Invented = tuple[PromptEvidence, PromptProbes]
+
+
+def _prompt(name: str, size: Size, bias: np.ndarray, rng: np.random.Generator) -> Invented:
     positions = size.prompt_ids + size.generated - 1
     start = rng.integers(0, size.vocabulary, (positions, 1))
     ids = ((start + 7919 * np.arange(STORED)) % size.vocabulary).astype(np.int32)
@@ -78,9 +82,11 @@ def _evidence(name: str, size: Size, rng: np.random.Generator) -> PromptEvidence
     logits[:, 0] += 1.0  # no near ties: an honest run has no flips, so that every prompt's chain is compared whole
     top = logits.astype(np.float32)
     whole = np.log(np.exp(top.astype(np.float64)).sum(axis=1)) + 0.05
-    scores = rng.random((positions, size.layers, size.experts), dtype=np.float32)
+    router = rng.standard_normal((positions, size.layers, size.experts), dtype=np.float32)
+    scores = router + bias
     experts = np.argsort(-scores, axis=2)[:, :, : size.top_k].astype(np.int32)
-    return PromptEvidence(
+    probed = (size.prompt_ids - 1, positions - 1)
+    evidence = PromptEvidence(
         name=name,
         text=None,
         prompt_ids=tuple(rng.integers(0, size.vocabulary, size.prompt_ids).tolist()),
@@ -89,14 +95,15 @@ def _evidence(name: str, size: Size, rng: np.random.Generator) -> PromptEvidence
         top_logits=top,
         logsumexp=whole,
         expert_ids=experts,
-        expert_weights=np.take_along_axis(scores, experts, axis=2),
+        expert_weights=(1 / (1 + np.exp(-np.take_along_axis(router, experts, axis=2).astype(np.float64)))).astype(np.float32),
         router_gap=rng.uniform(0.01, 0.5, (positions, size.layers)).astype(np.float32),
         sketch=rng.normal(0, 8, (positions, size.layers, SKETCH_ROWS)).astype(np.float32),
     )
+    return evidence, PromptProbes(probed, router[list(probed)])
 
 
-def _answer(prompt: PromptEvidence, rows: np.ndarray, rng: np.random.Generator | None) -> PromptRun:
-    """The golden's own numbers, or with a generator all of them off by relative `NOISE`."""
+def _answer(prompt: PromptEvidence, probes: PromptProbes, rows: np.ndarray, rng: np.random.Generator | None) -> PromptRun:
+    """The golden's own numbers, or with a generator its logits and sketches off by relative `NOISE`."""
 
     def off(values: np.ndarray) -> np.ndarray:
         if rng is None:
@@ -118,7 +125,9 @@ def _answer(prompt: PromptEvidence, rows: np.ndarray, rng: np.random.Generator |
         top_logits=np.take_along_axis(logits, order, axis=1),
         logsumexp=prompt.logsumexp + shift,
         expert_ids=prompt.expert_ids,
-        expert_weights=np.minimum(off(prompt.expert_weights), np.float32(1)),
+        expert_weights=prompt.expert_weights,
+        router_logits=probes.router_logits,
+        non_finite_routing=np.zeros(len(fed), dtype=np.int32),
         sketch=off(prompt.sketch),
         non_finite=np.zeros(len(fed), dtype=np.int32),
         free_consumed=fed,
@@ -127,24 +136,24 @@ def _answer(prompt: PromptEvidence, rows: np.ndarray, rng: np.random.Generator |
     )
 
 
-def _write_golden(folder: Path, checkpoint: Checkpoint, prompts: tuple[PromptEvidence, ...], rng: np.random.Generator) -> str:
-    config = checkpoint.config
-    layers, hidden, experts = config.num_hidden_layers, config.hidden_size, config.num_experts
+def _write_golden(folder: Path, checkpoint: Checkpoint, invented: list[Invented], rng: np.random.Generator) -> str:
+    prompts = tuple(prompt for prompt, _ in invented)
+    layers, hidden = checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size
     arms = tuple(f"arm-{index}" for index in range(ARMS))
     specs = tuple(PromptSpec(name=p.name, ids=p.prompt_ids, new_tokens=len(p.generated)) for p in prompts)
-    probed = np.arange(len(prompts), dtype=np.int32)
+    positions = [probes.positions for _, probes in invented]
     golden, packed = assemble(
         recipe=Recipe(prompts=specs, truth="float32", floor_arms={"bf16": arms}, versions={"numpy": "any"}),
         checkpoint_digest=checkpoint.digest(),
         prompts=prompts,
-        classes={"bf16": _calibration(checkpoint, prompts, arms)},
+        classes={"bf16": _calibration(checkpoint, invented, arms)},
         sensitivity=measure({p.name: (p.prompt_ids, p.generated) for p in prompts}),
         probe_prompt=prompts[0].name,
         probes=Probes(
-            prompts=np.repeat(probed, 2),
-            positions=np.array([p for prompt in prompts for p in (len(prompt.prompt_ids) - 1, len(prompt.fed) - 1)], np.int32),
-            hidden=rng.standard_normal((2 * len(prompts), layers, hidden), dtype=np.float32),
-            router_logits=rng.standard_normal((2 * len(prompts), layers, experts), dtype=np.float32),
+            prompts=np.repeat(np.arange(len(prompts), dtype=np.int32), [len(each) for each in positions]),
+            positions=np.concatenate([np.array(each, dtype=np.int32) for each in positions]),
+            hidden=rng.standard_normal((sum(map(len, positions)), layers, hidden), dtype=np.float32),
+            router_logits=np.concatenate([probes.router_logits for _, probes in invented]),
             layer_inputs=rng.standard_normal((len(prompts[0].fed), layers, hidden), dtype=np.float32),
         ),
     )
@@ -152,11 +161,13 @@ def _write_golden(folder: Path, checkpoint: Checkpoint, prompts: tuple[PromptEvi
     return golden.digest
 
 
-def _calibration(checkpoint: Checkpoint, prompts: tuple[PromptEvidence, ...], arms: tuple[str, ...]) -> ClassCalibration:
+def _calibration(checkpoint: Checkpoint, invented: list[Invented], arms: tuple[str, ...]) -> ClassCalibration:
     """As if the arms differed from the golden by the same noise as the run."""
     rows = checkpoint.raw("model.embed_tokens.weight").reshape(checkpoint.config.vocab_size, -1)
-    compared: dict[str, dict[str, Comparison]] = {}
+    measured: dict[str, dict[str, Comparison]] = {}
     for seed, arm in enumerate(arms):
-        rngs = (np.random.default_rng([99, seed, index]) for index in range(len(prompts)))
-        compared[arm] = {p.name: compare(p, _answer(p, rows, rng)) for p, rng in zip(prompts, rngs, strict=True)}
-    return calibrate("bf16", compared)
+        measured[arm] = {}
+        for index, (prompt, probes) in enumerate(invented):
+            answer = _answer(prompt, probes, rows, np.random.default_rng([99, seed, index]))
+            measured[arm][prompt.name] = compare(prompt, answer, probes)
+    return calibrate("bf16", measured)

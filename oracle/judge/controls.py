@@ -43,27 +43,45 @@ class ControlResult:
 
 
 def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
-    """The positive and the negative controls of a gate that judges runs.
+    """The positive control of a gate that judges runs, over all prompts, and its negative ones, planted in a few of them.
 
     Args:
         perfect: the perfect subject's run, judged by the class of the subject under test.
     """
-    if golden_findings(perfect):
+    if perfect.once("golden findings", golden_findings):
         return (ControlResult("perfect", "pass", "no sound golden"), ControlResult("planted", "fire", "not run"))
-    if gate.name != "golden" and AlignmentGate().judge(perfect).verdict != "pass":
+    if gate.name != "golden" and perfect.judged(AlignmentGate()).verdict != "pass":
         # The harness fails the perfect subject: there is nothing to plant a fault in, and that is the finding.
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
+    few = perfect.narrowed(telling_prompts(perfect))
     if gate.name == "slots":
-        perfect = _with_honest_fill(perfect)
+        perfect, few = _with_honest_fill(perfect), _with_honest_fill(few)
     if gate.name == "staging":
-        perfect = perfect.with_run(residents=planned_evidence(perfect, len(perfect.run.prompts)))
+        perfect, few = (case.with_run(residents=planned_evidence(case, len(case.run.prompts))) for case in (perfect, few))
     if not holds_evidence(gate, perfect.run):
         return (ControlResult("perfect", "pass", "no evidence"), ControlResult("planted", "fire", "not run"))
-    planted = gate.plants(perfect).items()
+    planted = gate.plants(few).items()
     return (
         ControlResult("perfect", "pass", _outcome(gate, perfect)),
         *(ControlResult(f"planted {name}", "fire", _outcome(gate, case)) for name, case in planted),
     )
+
+
+def telling_prompts(perfect: Case) -> frozenset[str]:
+    """Names of the few prompts that hold all that a gate plants its faults in: a text, a chat, the widest margin.
+
+    What a gate compares of one prompt it compares of all, which the positive control shows; so faults can stay cheap.
+    """
+    answered = [prompt for prompt, _ in perfect.answered()]
+    chats = {spec.name for spec in perfect.golden.document.recipe.prompts if spec.messages is not None}
+    kinds = (
+        answered[:2],
+        [prompt for prompt in answered if prompt.text is not None][:1],
+        [prompt for prompt in answered if prompt.name in chats][:1],
+        [max(answered, key=lambda prompt: float(prompt.margin.max()))],
+        [max(answered, key=lambda prompt: float(prompt.router_gap.max()))],
+    )
+    return frozenset(prompt.name for kind in kinds for prompt in kind)
 
 
 def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[ControlResult, ...]:
@@ -105,7 +123,7 @@ def auditor_controls(checkpoint: Checkpoint) -> tuple[ControlResult, ...]:
 
 
 def _outcome(gate: Gate, case: Case) -> str:
-    verdict = gate.judge(case).verdict
+    verdict = case.judged(gate).verdict
     return {"pass": "pass", "fail": "fire"}.get(verdict, verdict)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from oracle.golden.calibration import ClassCalibration, Limits
 from oracle.golden.compare import Comparison, compare, concatenate
@@ -16,6 +16,7 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.serialization import canonical_json
 from oracle.subjects.run import PromptRun, Run
 
+T = TypeVar("T")
 Verdict = Literal["fail", "incomplete", "pass", "not applicable"]
 
 
@@ -81,6 +82,10 @@ class Case:
     texts: bool = True
     base: Case | None = field(default=None, repr=False, compare=False)
 
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        return {}
+
     def answered(self) -> list[tuple[PromptEvidence, PromptRun]]:
         """Each prompt that the run answered, in the golden's order."""
         return [(p, self.run.prompts[p.name]) for p in self.golden.prompts if p.name in self.run.prompts]
@@ -122,6 +127,22 @@ class Case:
     def with_prompts(self, change: Callable[[PromptRun], PromptRun]) -> Case:
         """A copy in which every prompt's run is changed."""
         return self.with_run(prompts={name: change(run) for name, run in self.run.prompts.items()})
+
+    def narrowed(self, names: Collection[str]) -> Case:
+        """A copy with these of the golden's prompts alone, in its order."""
+        golden = replace(self.golden, prompts=tuple(p for p in self.golden.prompts if p.name in names))
+        run = replace(self.run, prompts={name: run for name, run in self.run.prompts.items() if name in names})
+        return replace(self, golden=golden, run=run, base=self.base or self)
+
+    def once(self, key: str, make: Callable[[Case], T]) -> T:
+        """`make` of this case, computed when `key` is first asked for."""
+        if key not in self._known:
+            self._known[key] = make(self)
+        return self._known[key]
+
+    def judged(self, gate: Gate) -> Judgement:
+        """What the gate says of this case; asked once."""
+        return self.once(f"judged by {gate.name}", gate.judge)
 
     def place(self, position: int) -> str:
         """Prompt and position of a row of `comparison`."""

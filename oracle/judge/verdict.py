@@ -139,8 +139,8 @@ def judge_session(
     case = Case(golden, run, checkpoint, calibration, texts)
     # A forced run is judged more strictly: its controls too must behave by that rule.
     control_case = Case(golden, replace(perfect, forced=run.forced), checkpoint, calibration, texts)
-    sound = not golden_findings(case)
-    aligned = sound and next(g for g in GATES if g.name == "alignment").judge(case).verdict == "pass"
+    sound = not case.once("golden findings", golden_findings)
+    aligned = sound and case.judged(next(g for g in GATES if g.name == "alignment")).verdict == "pass"
     impossible = impossible_measures(case) if aligned else ()
     declared = run.identity.required_gates
     required = tuple(name for name in declared if name in selected or name not in GATE_NAMES)
@@ -196,7 +196,7 @@ def _judge_gate(
     elif gate.needs_alignment and impossible:
         judgement = Judgement(0, impossible)
     else:
-        judgement = gate.judge(case)
+        judgement = case.judged(gate)
         if gate.needs_alignment and gate.name != "logits":  # which counts them itself
             judgement = replace(judgement, findings=judgement.findings + non_finite_findings(case))
     return GateResult(
