@@ -19,6 +19,15 @@ def ulp(value: float, dtype: str) -> float:
     return math.ldexp(1.0, max(exponent, -126) - _MANTISSA_BITS[dtype])
 
 
+def least_band(top: float, regret: float, logit_dtype: str) -> float:
+    """One ULP of `logit_dtype` at the larger of the two logits, `top` and `top - regret`.
+
+    They differ in size by a binade where two negative logits round to one power of two: -31.9375 and -32.125 are both -32 in
+    bf16, 0.19 apart, and an ULP is 0.125 above -32 and 0.25 below.
+    """
+    return max(ulp(top, logit_dtype), ulp(top - regret, logit_dtype))
+
+
 def classify(
     *, regret: float, rank: int, top: float, sets_agree: bool, set_gap: float, bands: Bands, logit_dtype: str
 ) -> FlipClass:
@@ -27,7 +36,7 @@ def classify(
     Args:
         regret: the golden's top-1 logit minus its logit of the subject's token, nats.
         rank: that token's place among the golden's stored ids, or `OUTSIDE`.
-        top: the golden's top-1 logit; the band is never below one ULP of `logit_dtype` there.
+        top: the golden's top-1 logit; the band is never below one ULP of `logit_dtype` at the two logits' size.
         sets_agree: every layer selected the golden's experts at this position.
         set_gap: the golden's router gap at the first layer that did not.
         bands: of the subject's numeric class.
@@ -39,7 +48,7 @@ def classify(
         return "hard"
     if regret == 0.0:
         return "near-tie" if sets_agree else "router-near-tie"
-    least = ulp(top, logit_dtype)
+    least = least_band(top, regret, logit_dtype)
     if sets_agree:
         return "near-tie" if regret <= max(bands.regret, least) else "hard"
     near = set_gap <= bands.router_gap and regret <= max(bands.router_regret, least)

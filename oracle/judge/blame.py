@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from oracle.golden.calibration import Bands, ClassCalibration, Limits, LogitDtype
 from oracle.golden.compare import OUTSIDE, Comparison
-from oracle.golden.flip_class import FlipClass, classify, ulp
+from oracle.golden.flip_class import FlipClass, classify, least_band
 
 
 class FlipNumbers(BaseModel):
@@ -175,7 +175,7 @@ def _router_tie(flip: FlipNumbers) -> str:
 def _regret(flip: FlipNumbers) -> str:
     """Regret and the band that holds for it, which is one ULP of the logit type where the floor's is less."""
     band = flip.bands.regret if flip.set_layer is None else flip.bands.router_regret
-    least = ulp(flip.top, flip.logit_dtype)
+    least = least_band(flip.top, flip.regret, flip.logit_dtype)
     at_least = "at least " if flip.rank == OUTSIDE else ""
     unit = f", one {flip.logit_dtype} ULP at that logit's size" if band < least else ""
     return f"regret {at_least}{flip.regret:.4g} nats, band {max(band, least):.4g}{unit}"

@@ -101,9 +101,14 @@ class GoldenGate:
         infinite[0] = np.inf
         constant = np.repeat(first.top_ids[-1:], len(first.fed), axis=0)
         swapped = [0, 2, 1, *range(3, first.top_ids.shape[1])]
+        tied = first.top_logits.copy()
+        tied[:, 1] = tied[:, 2]
+        lowest_last = first.top_ids.copy()
+        lowest_last[:, 1:3] = -np.sort(-lowest_last[:, 1:3], axis=1)
         planted = {
             "a chain one late": with_first(generated=(*first.generated[1:], first.generated[0])),
             "stored logits out of order": with_first(top_logits=first.top_logits[:, swapped]),
+            "equal logits, the highest id first": with_first(top_logits=tied, top_ids=lowest_last),
             "an infinite number": with_first(logsumexp=infinite),
             "a constant chain": with_first(generated=(int(constant[0, 0]),) * len(first.generated), top_ids=constant),
             "an edited document": with_document(document.model_copy(update={"probe_prompt": "another"})),
@@ -114,7 +119,8 @@ class GoldenGate:
             vocabulary = case.checkpoint.config.vocab_size
             others = tuple(_with_another_id(p, vocabulary) for p in golden.prompts)
             planted["ids that their texts do not give"] = case.with_golden(prompts=others)
-        if _renders(case) and _chats(case):
+        names = {p.name for p in golden.prompts}  # not by `_chats`: a comparison that finds none must not lose its control too
+        if _renders(case) and any(spec.messages is not None and spec.name in names for spec in document.recipe.prompts):
             recipe = document.recipe.model_copy(update={"prompts": tuple(map(_with_other_messages, document.recipe.prompts))})
             edited = document.model_copy(update={"recipe": recipe, "recipe_digest": recipe.digest()}).sealed()
             planted["messages that do not give their texts"] = with_document(edited).with_run(golden_digest=edited.digest)

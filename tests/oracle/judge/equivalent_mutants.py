@@ -12,6 +12,14 @@ _RAISES = "without it a run that lacks the evidence ends in an error and not in 
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "golden": {
+        "_tokenizer: ": _PRINTED,
+        "_chat_template: ": _PRINTED,
+        "_text_findings: not texts or not _tokenizes(case) -> False": "it is True only where there is nothing to compare with",
+        "_chat_findings: not chats or not _renders(case) -> False": "it is True only where there is nothing to compare with",
+        "_chain_findings: np.diff(prompt.top_ids, axis=1) > 0 -> False": _STRICTER,
+        "_text_findings: p.text is not None -> True": _SECOND,
+    },
     "alignment": {
         "judge: expected.ndim > 1": _PRINTED,
         "judge: run is None -> False": _RAISES,

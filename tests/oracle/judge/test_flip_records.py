@@ -30,7 +30,7 @@ def label_of(n: dict[str, Any]) -> str:
         return "hard"
     kind = "near-tie" if n["set_layer"] is None else "router-near-tie"
     bits = {"float32": 23, "bfloat16": 7}[n["logit_dtype"]]
-    size = abs(n["top"])
+    size = max(abs(n["top"]), abs(n["top"] - n["regret"]))
     step = 2.0 ** (max(np.floor(np.log2(size)), -126) - bits) if size else 2.0 ** (-126 - bits)
     band = n["bands"]["regret" if kind == "near-tie" else "router_regret"]
     exact = n["regret"] == 0 or (kind == "router-near-tie" and n["set_gap"] == 0)

@@ -2,7 +2,7 @@
 
 Whole sessions judge the perfect run, with all that a gate can ask for, so that nothing but a control can notice. What only
 decides a message, or makes a gate stricter, is listed with its reason: a mutant that survives without one is a comparison
-that no control looks at, and needs a plant in its gate.
+that no control looks at, and needs a plant in its gate. Gate `routing` is not swept yet, condition by condition.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from silencing import Silenced, silenced
 import oracle.judge.controls as controls
 import oracle.judge.gate as gate_module
 import oracle.judge.ledger as ledger
-import oracle.judge.routing as routing
-import oracle.judge.shown_router as shown_router
 import oracle.judge.verdict as verdict
 from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
@@ -52,14 +50,14 @@ def tiny_case(tiny_folder: Path, tiny_golden_folder: Path) -> Case:
 
 @pytest.fixture(scope="module")
 def mini_case() -> Case:
-    """Prompts of ids, of a text and of a chat from the shipped golden: a model computed them, so its routers are consistent."""
-    return answered(mini_checkpoint(), mini_golden(), ("one-id", "coin-en", "chat"))
+    """Prompts of texts and of a chat from the shipped golden: a model computed them, so its routers are consistent."""
+    return answered(mini_checkpoint(), mini_golden(), ("copying", "coin-en", "chat-high"))
 
 
 @pytest.fixture
 def whole(request: pytest.FixtureRequest, name: str) -> Case:
     """What the gate `name` is tried on."""
-    return request.getfixturevalue("mini_case" if name in ("golden", "routing", "shown_router") else "tiny_case")
+    return request.getfixturevalue("mini_case" if name in ("golden", "routing") else "tiny_case")
 
 
 def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None = None) -> Case:
@@ -147,24 +145,13 @@ def expect(found: set[str], name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "routing"])
 def test_no_condition_of_a_gate_can_be_silenced_unseen(whole: Case, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "golden" and find_spec("transformers") is None:
         pytest.skip("texts and chats are compared only where transformers is")
     module = inspect.getmodule(type(BY_NAME[name]))
     assert module is not None
     expect(survivors(whole, name, module, ("judge",), swap_gate(monkeypatch, name)), name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["shown_router"])
-def test_no_condition_of_what_a_router_shows_can_be_silenced_unseen(
-    whole: Case, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def swap(mutant: Silenced) -> None:
-        monkeypatch.setattr(routing, "judge_shown_router", mutant.names["judge_shown_router"])
-
-    expect(survivors(whole, "routing", shown_router, ("judge_shown_router",), swap), name)
 
 
 @pytest.mark.slow
