@@ -201,6 +201,19 @@ def test_full_values_at_the_probes_are_compared(golden: Golden, probe: str, by: 
     assert bool(diff.beyond) == (word == "moved")
 
 
+@pytest.mark.parametrize(("behind", "word"), [(True, "tie re-roll"), (False, "moved")])
+def test_full_values_behind_the_parting_are_another_contexts(golden: Golden, behind: bool, word: str) -> None:
+    old = with_tie(golden, 0, 9, 1e-6)
+    new = with_other_choice(old, 0, 5)
+    hidden, inputs = new.probes.hidden.copy(), new.probes.layer_inputs.copy()
+    rows = (new.probes.prompts == 0) & ((new.probes.positions > 9) == behind)
+    assert rows.any()
+    hidden[rows] += 5
+    inputs[slice(10, None) if behind else slice(None, 10)] += 5
+    for probes in (replace(new.probes, hidden=hidden), replace(new.probes, layer_inputs=inputs)):
+        assert diff_goldens(old, rebuilt(new, probes=probes)).headline == word
+
+
 def test_a_recipe_field_a_library_and_a_checkpoint_are_told_apart(golden: Golden) -> None:
     versions = diff_goldens(golden, with_recipe(golden, versions={"numpy": "another"}))
     assert words(versions) == ("other recipe", "same")
