@@ -18,6 +18,7 @@ from oracle.golden.floor import calibrate
 from oracle.golden.format import Golden, Probes, assemble, write_golden
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import measure
+from oracle.judge.shown_router import selection_bias
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.synthetic import TINY, write_synthetic
 from oracle.serialization import canonical_json, digest
@@ -101,7 +102,9 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         prompts=np.array([0, 0, 1], dtype=np.int32),
         positions=np.array([4, 17, 2], dtype=np.int32),
         hidden=rng.normal(size=(3, 3, 64)).astype(np.float32),
-        router_logits=rng.normal(size=(3, 3, 8)).astype(np.float32),
+        router_logits=np.stack(
+            [router_logits(prompts[p], at, selection_bias(checkpoint), rng) for p, at in ((0, 4), (0, 17), (1, 2))]
+        ),
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
     probed = (PromptProbes((4, 17), probes.router_logits[:2]), PromptProbes((2,), probes.router_logits[2:]))
@@ -114,6 +117,16 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         probe_prompt="first",
         probes=probes,
     )
+
+
+def router_logits(prompt: PromptEvidence, position: int, bias: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """float32 [3, 8], from which the position's experts and weights follow."""
+    ids, weights = prompt.expert_ids[position], prompt.expert_weights[position].astype(np.float64)
+    chosen = np.log(weights / (1 - weights))
+    lowest = (chosen + np.take_along_axis(bias, ids, axis=1)).min(axis=1, keepdims=True)
+    logits = lowest - bias - rng.uniform(0.1, 2, bias.shape)
+    np.put_along_axis(logits, ids.astype(np.int64), chosen, axis=1)
+    return logits.astype(np.float32)
 
 
 def invent_evidence(spec: PromptSpec, rng: np.random.Generator) -> PromptEvidence:
