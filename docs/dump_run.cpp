@@ -318,7 +318,8 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
     std::map<string, Json> device{{"kind", "host"}};  // say what yours ran on: card, firmware, driver
     std::vector<Json> gates{"golden", "alignment", "chain", "flips", "logits", "residual", "routing", "ledger"};
     std::map<string, Json> identity{
-        {"name", name}, {"numeric_class", "bf16"}, {"arm", "default"}, {"required_gates", gates}, {"device", device}};
+        {"name", name}, {"numeric_class", "bf16"}, {"arm", "default"}, {"required_gates", gates}, {"device", device},
+        {"libraries", std::vector<Json>{}}};  // name yours with their build times: a stale one is red
     std::map<string, Json> document{
         {"schema", "kolibri-run/2"},
         {"identity", identity},
@@ -326,9 +327,11 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"prompts", prompts},
         {"faults", faults},
         {"slots", Json()},
+        {"residents", Json()},
         {"stats", std::map<string, Json>{{"steps", int64_t(golden.arrays.at("top_ids").shape[0] * 2)}}},
         {"environment", std::map<string, Json>{{"compiler", __VERSION__}}},
         {"forced", false},
+        {"left_out", std::vector<Json>{}},
         {"arrays_digest", digest(packed)},
     };
     string content = Json(document).write() + "\n";

@@ -343,17 +343,31 @@ def budget(probabilities: npt.NDArray[np.float64], tail: float = BUDGET_TAIL) ->
 
     The distribution comes from plain convolution, so that it does not depend on any library's version.
     """
-    distribution = np.zeros(len(probabilities) + 2)
+    most = len(probabilities) + 1
+    kept = min(most, int(expected_flips(probabilities)) + 32)
+    while (count := _smallest(_distribution(probabilities, kept), tail)) is None and kept < most:
+        kept = min(2 * kept, most)
+    return count or most
+
+
+def _distribution(probabilities: npt.NDArray[np.float64], kept: int) -> npt.NDArray[np.float64]:
+    """P(X = n) for n below `kept`: none of these depends on the others, which are left out."""
+    distribution = np.zeros(kept)
     distribution[0] = 1.0
-    for top, p in enumerate(probabilities, 1):
-        distribution[1 : top + 1] = distribution[1 : top + 1] * (1.0 - p) + distribution[:top] * p
+    for p in probabilities.tolist():
+        distribution[1:] = distribution[1:] * (1.0 - p) + distribution[:-1] * p
         distribution[0] *= 1.0 - p
+    return distribution
+
+
+def _smallest(distribution: npt.NDArray[np.float64], tail: float) -> int | None:
+    """The smallest count n >= 1 that leaves less than `tail` to n and more; None where that lies beyond the distribution."""
     remaining = 1.0
-    for count in range(1, len(probabilities) + 2):
-        remaining -= distribution[count - 1]
+    for count, chance in enumerate(distribution.tolist(), 1):
+        remaining -= chance
         if remaining < tail:
             return count
-    return len(probabilities) + 1
+    return None
 
 
 def expected_flips(probabilities: npt.NDArray[np.float64]) -> float:

@@ -95,6 +95,12 @@ def answer(case: Case, prompt: PromptEvidence) -> PromptRun:
     return case.run.prompts[prompt.name]
 
 
+def held(array: np.ndarray | None) -> np.ndarray:
+    """Evidence that must be there."""
+    assert array is not None
+    return array
+
+
 def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
     """A copy with one place set."""
     out = array.copy()
@@ -117,7 +123,7 @@ def with_choice(case: Case, prompt: PromptEvidence, position: int, token: int) -
 
 def with_other_experts(case: Case, prompt: PromptEvidence, position: int, layer: int) -> Case:
     """At one position and layer, the first expert exchanged for one that was not selected."""
-    ids = answer(case, prompt).expert_ids
+    ids = held(answer(case, prompt).expert_ids)
     unused = next(e for e in range(case.checkpoint.config.num_experts) if e not in ids[position, layer])
     return with_prompt(case, prompt, expert_ids=changed(ids, (position, layer, 0), unused))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judge_cases import with_run
+from judge_cases import held, with_run
 
 import oracle.judge.jobs as jobs
 from goldens import mini_checkpoint
@@ -119,7 +119,7 @@ def test_uses_of_one_expert_do_not_stand_for_all(case: Case) -> None:
 @pytest.mark.parametrize("wrong", [-7, 16, None], ids=["negative", "beyond the last", "twice"])
 def test_experts_that_cannot_be_are_not_aligned(case: Case, wrong: int | None) -> None:
     prompt, run = case.answered()[0]
-    ids = run.expert_ids.copy()
+    ids = held(run.expert_ids).copy()
     ids[3, 1, 0] = ids[3, 1, 1] if wrong is None else wrong
     assert AlignmentGate().judge(case.with_prompt(prompt.name, expert_ids=ids)).verdict == "fail"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_cases import changed, with_prompt, with_run
+from judge_cases import changed, held, with_prompt, with_run
 
 from oracle.judge.gate import Case, Judgement
 from oracle.judge.residual import ResidualGate
@@ -16,7 +16,7 @@ GATE = ResidualGate()
 
 
 def sketched(case: Case, change: Callable[[np.ndarray], np.ndarray]) -> Case:
-    runs = {name: replace(run, sketch=change(run.sketch).astype(np.float32)) for name, run in case.run.prompts.items()}
+    runs = {name: replace(run, sketch=change(held(run.sketch)).astype(np.float32)) for name, run in case.run.prompts.items()}
     return with_run(case, prompts=runs)
 
 

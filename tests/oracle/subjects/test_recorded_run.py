@@ -122,6 +122,7 @@ def test_an_existing_folder_is_never_written_over(run: Run, stored: Path) -> Non
 
 def test_numbers_that_are_not_finite_are_not_written(run: Run, tmp_path: Path) -> None:
     name, prompt = next(iter(run.prompts.items()))
+    assert prompt.sketch is not None
     sketch = prompt.sketch.copy()
     sketch[0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="NaN"):

@@ -93,8 +93,9 @@ def test_a_residual_stream_is_sketched_and_a_given_sketch_is_kept(golden: Golden
     rows = np.random.default_rng(3).normal(size=(len(prompt.fed), layers, 256)).astype(np.float32)
     by_residual = drive(scripted(change=lambda fed: {"residual": rows[len(fed) - 1]}), prompt)
     given = scripted(change=lambda fed: {"residual": None, "sketch": sketch(rows[len(fed) - 1])})
-    assert np.array_equal(by_residual.sketch, sketch(rows))
-    assert np.array_equal(drive(given, prompt).sketch, sketch(rows))
+    for shown in (by_residual.sketch, drive(given, prompt).sketch):
+        assert shown is not None
+        assert np.array_equal(shown, sketch(rows))
 
 
 OPTIONAL = {
@@ -207,6 +208,7 @@ def test_non_finite_numbers_are_counted_at_their_position_and_stored_as_none(
     assert np.flatnonzero(run.non_finite).tolist() == [at]
     assert run.non_finite[at] == (32 if name == "residual" else 1)  # a residual's number reaches all of its sketch
     for stored in (run.logits_at_golden, run.top_logits, run.logsumexp, run.expert_weights, run.sketch):
+        assert stored is not None
         assert np.isfinite(stored).all()
     assert "NaN or infinite numbers" in [f.headline for f in judged(golden, run, subject, LogitsGate())]
 
