@@ -2,7 +2,7 @@
 
 numpy's `exp` and `log` come from the C library or from a vector library, by the processor, and differ in the last bit; how
 `quantile` interpolates is its version's matter. What is here is made of sums, products, divisions and powers of two alone,
-one array operation each, which IEEE 754 rounds in one way only. NaN stays NaN.
+one array operation each, which IEEE 754 rounds in one way only. A NaN gives NaN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def exp(values: npt.ArrayLike) -> Float64:
     with np.errstate(over="ignore", under="ignore"):
         power = np.rint(np.clip(x, -800.0, 800.0) * (1.0 / math.log(2.0)))
         rest = (np.clip(x, -800.0, 800.0) - power * _LN2_HIGH) - power * _LN2_LOW
-        return np.ldexp(_horner(_EXP_TERMS, rest), np.where(np.isnan(power), 0.0, power).astype(np.int32))
+        return np.ldexp(_horner(_EXP_TERMS, rest), np.nan_to_num(power).astype(np.int32))
 
 
 def log(values: npt.ArrayLike) -> Float64:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,7 +53,15 @@ class Regular:
 
 
 def regular(chain: Sequence[int]) -> Regular | None:
-    """Why the chain is too regular to show an index fault, or None: by the whole of it, or by the shortest loop of a half."""
+    """Why the chain is too regular to show an index fault, or None: by the whole of it, or by the shortest loop of a half.
+
+    The controls of gate `golden` ask several times for the same chains: the last answers are kept.
+    """
+    return _regular(tuple(chain))
+
+
+@lru_cache(maxsize=4096)
+def _regular(chain: tuple[int, ...]) -> Regular | None:
     if period := short_period(chain):
         return Regular(period, 0, len(chain), 1.0, whole=True)
     ids = np.asarray(chain)

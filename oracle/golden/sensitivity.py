@@ -6,8 +6,10 @@ A port's golden once held one id 32 times, two ids in turn, and a chain of perio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 LEAST_SHARE = 0.125
@@ -43,8 +45,7 @@ class Sensitivity(BaseModel):
         return f"{self.exposed} of {self.faults} ({share:.1%})"
 
 
-@dataclass(frozen=True)
-class Exposure:
+class Exposure(NamedTuple):
     """One simulated fault, and how many of the ids it could change it does change."""
 
     fault: str
@@ -66,14 +67,21 @@ class Exposure:
 
 def measure(chains: Chains) -> Sensitivity:
     """Simulate the faults on every prompt, and count those that are exposed."""
-    found = exposures(chains)
+    return count(exposures(chains))
+
+
+def count(found: Sequence[Exposure]) -> Sensitivity:
+    """How many of the simulated faults are exposed."""
     hidden = tuple(exposure.fault for exposure in found if not exposure.changed)
     return Sensitivity(faults=len(found), exposed=len(found) - len(hidden), hidden=hidden)
 
 
 def exposures(chains: Chains) -> tuple[Exposure, ...]:
-    """Simulate the faults on every prompt, each with how much of the chain it changes."""
-    return tuple(exposure for name in chains for exposure in _faults(name, chains))
+    """Simulate the faults on every prompt, each with how much of the chain it changes.
+
+    The controls of gate `golden` ask several times for the same chains: the last answers are kept.
+    """
+    return _exposures(tuple((name, tuple(prompt), tuple(generated)) for name, (prompt, generated) in chains.items()))
 
 
 def weakest(found: Sequence[Exposure]) -> Exposure:
@@ -81,22 +89,46 @@ def weakest(found: Sequence[Exposure]) -> Exposure:
     return min(found, key=lambda exposure: exposure.share)
 
 
-def _faults(name: str, chains: Chains) -> Iterator[Exposure]:
-    prompt, generated = chains[name]
-    whole = [*prompt, *generated]
+@lru_cache(maxsize=2)
+def _exposures(chains: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]) -> tuple[Exposure, ...]:
+    names = [name for name, _, _ in chains]
+    lengths = np.array([len(generated) for _, _, generated in chains])
+    ids = np.full((len(chains), lengths.max()), _NO_ID)
+    for row, (_, _, generated) in zip(ids, chains, strict=True):
+        row[: len(generated)] = generated
+    return tuple(
+        exposure
+        for index, (name, prompt, generated) in enumerate(chains)
+        for exposure in (*_shifts(name, prompt, generated), *_swaps(names, ids, lengths, index))
+    )
+
+
+_NO_ID = -1
+"""Behind the end of a shorter chain."""
+
+
+def _shifts(name: str, prompt: tuple[int, ...], generated: tuple[int, ...]) -> Iterator[Exposure]:
+    chain, whole = np.array(generated), np.array(prompt + generated)
     for shift in sorted({*_SHIFTS, len(prompt)}):
         late = whole[len(prompt) + shift :]
         early = whole[max(0, len(prompt) - shift) :][: len(generated)]
-        if late:
-            yield _exposure(f"{name}: {shift} late", generated, late)
-        yield _exposure(f"{name}: {shift} early", generated, early)
-    yield _exposure(f"{name}: first id dropped", generated, [*generated[1:], generated[0]])
-    yield _exposure(f"{name}: last id dropped", generated, [generated[-1], *generated[:-1]])
-    for other in chains:
-        if other != name:
-            yield _exposure(f"{name}: answered as {other}", generated, chains[other][1])
+        if len(late):
+            yield _exposure(f"{name}: {shift} late", chain, late)
+        yield _exposure(f"{name}: {shift} early", chain, early)
+    yield _exposure(f"{name}: first id dropped", chain, np.roll(chain, -1))
+    yield _exposure(f"{name}: last id dropped", chain, np.roll(chain, 1))
 
 
-def _exposure(fault: str, expected: Sequence[int], got: Sequence[int]) -> Exposure:
-    pairs = list(zip(expected, got, strict=False))
-    return Exposure(fault, sum(a != b for a, b in pairs), len(pairs))
+def _exposure(fault: str, expected: np.ndarray, got: np.ndarray) -> Exposure:
+    compared = min(len(expected), len(got))
+    return Exposure(fault, int((expected[:compared] != got[:compared]).sum()), compared)
+
+
+def _swaps(names: list[str], ids: np.ndarray, lengths: np.ndarray, index: int) -> Iterator[Exposure]:
+    """One prompt answered as each other one, compared as far as the shorter chain goes."""
+    compared = np.minimum(lengths, lengths[index])
+    within = np.arange(ids.shape[1]) < compared[:, None]
+    changed = ((ids != ids[index]) & within).sum(axis=1)
+    for other, (name, differ, of) in enumerate(zip(names, changed.tolist(), compared.tolist(), strict=True)):
+        if other != index:
+            yield Exposure(f"{names[index]}: answered as {name}", differ, of)

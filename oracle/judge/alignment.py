@@ -39,6 +39,8 @@ class AlignmentGate:
                 findings.append(Finding(f"a device fault ended the prompt: {fault}", where=prompt.name))
                 continue
             run = case.run.prompts.get(prompt.name)
+            if run is None and prompt.name in case.run.left_out:
+                continue
             if run is None:
                 findings.append(Finding("the prompt was not run", where=prompt.name, verdict="incomplete"))
                 continue

@@ -21,7 +21,7 @@ from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import GoldenDocument
 from oracle.golden.recipe import PromptSpec
 from oracle.golden.regularity import SHORTEST_HALF_LOOP, regular
-from oracle.golden.sensitivity import LEAST_SHARE, exposures, measure, weakest
+from oracle.golden.sensitivity import LEAST_SHARE, count, exposures, weakest
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.judge.soundness import golden_findings
 from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, transformers_available
@@ -72,7 +72,7 @@ class GoldenGate:
             compared + texts + chats,
             (*findings, *read, *rendered),
             {
-                "sensitivity": str(measure(chains)),
+                "sensitivity": str(count(exposed)),
                 "weakest_fault": str(weakest(exposed)),
                 "texts_tokenized": texts,
                 "tokenizer": _tokenizer(case),

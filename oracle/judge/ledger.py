@@ -37,7 +37,7 @@ class LedgerEntry:
         compared: how many things it compared.
         verdict: its own.
         controls: every control that ran with it.
-        reason: why it did not run or compared nothing, or empty.
+        reason: why it did not run, compared nothing or saw only part of the prompts, or empty.
     """
 
     gate: str

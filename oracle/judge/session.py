@@ -11,10 +11,13 @@ from pathlib import Path
 from oracle.environment import environment_record
 from oracle.errors import GoldenError, RunError
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.budget import Budget, run_within
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import select
 from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.priority import most_telling_first
+from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
@@ -37,6 +40,7 @@ class SessionOptions:
         only: a glob over gate names, or None for all.
         workers: processes; None for all cores.
         step_timeout: seconds after which a step that has not ended is a fault of its prompt.
+        budget: run prompts by their worth, keep each outcome, and stop when the time is used up; None for all at once.
     """
 
     checkpoint: Path
@@ -48,6 +52,7 @@ class SessionOptions:
     replay: Path | None = None
     workers: int | None = None
     step_timeout: float = STEP_TIMEOUT
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -164,12 +169,12 @@ def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
     """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
     opened = open_session(options)
+    if options.budget is not None:
+        return _record_within(options.budget, options, opened, progress)
     golden, stored = opened.golden, opened.stored
     own_jobs, plant_jobs = ([], []) if stored is not None else _subject_jobs(options, golden)
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
-    perfect_request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
-    prompts = () if opened.control is not None else golden.prompts
-    perfect_jobs = [PromptJob(PERFECT, perfect_request, options.golden, p.name, options.step_timeout) for p in prompts]
+    perfect_jobs = [] if opened.control is not None else _perfect_jobs(options, numeric_class, [p.name for p in golden.prompts])
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
     outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
@@ -178,6 +183,41 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     perfect = opened.control or _to_run(golden, rest[len(plant_jobs) :])
     controlled = stored is None or opened.control is not None
     return Recorded(golden, opened.checkpoint, run, perfect, controlled, planted, stored is not None)
+
+
+def _record_within(budget: Budget, options: SessionOptions, opened: Opened, progress: Progress | None = None) -> Recorded:
+    """Run as many of the subject's prompts as the budget allows, and the perfect subject on the same ones."""
+    golden = opened.golden
+    own, plants = _subject_jobs(options, golden)
+    order = {prompt.name: place for place, prompt in enumerate(most_telling_first(golden.prompts))}
+    own.sort(key=lambda job: order[job.prompt])
+    planted, total = [job for job, _ in plants], 2 * len(own) + len(plants)
+    told = progress or (lambda done, of: None)
+    with unfinished_session(budget.state, golden, own[0], resume=budget.resume) as kept:
+        outcomes = run_within(budget.minutes, kept, planted, own, options.workers, lambda done: told(done, total))
+    by_job = {outcome.job: outcome for outcome in outcomes}
+    ran = [by_job[job] for job in own if job in by_job]
+    perfect_jobs = _perfect_jobs(options, _numeric_class(options), [outcome.job.prompt for outcome in ran])
+    perfect = run_jobs(perfect_jobs, options.workers, lambda done: told(len(outcomes) + done, len(outcomes) + len(ran)))
+    return Recorded(
+        golden,
+        opened.checkpoint,
+        _to_run(golden, ran),
+        _to_run(golden, perfect),
+        controlled=True,
+        planted=tuple((by_job[job], expected) for job, expected in plants),
+    )
+
+
+def finish_session(options: SessionOptions, recorded: Recorded) -> None:
+    """After judging: an unfinished session of which nothing is left out is forgotten."""
+    if options.budget is not None and not recorded.run.left_out:
+        forget(options.budget.state)
+
+
+def _perfect_jobs(options: SessionOptions, numeric_class: str, prompts: Sequence[str]) -> list[PromptJob]:
+    request = SubjectRequest(options.checkpoint, options.golden, arm=numeric_class)
+    return [PromptJob(PERFECT, request, options.golden, name, options.step_timeout) for name in prompts]
 
 
 def _numeric_class(options: SessionOptions) -> str:
@@ -222,6 +262,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         residents=reduce(add, residents) if residents else None,
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),
+        left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
 
 

@@ -67,7 +67,7 @@ def _prompt_finding(prompt: PromptEvidence) -> Finding | None:
         if got != shape or 0 in got:
             return Finding(f"the golden's array {name} has the wrong shape", prompt.name, str(list(got)), str(list(shape)))
     for name in shapes:
-        if (wrong := np.asarray(~np.isfinite(getattr(prompt, name)))).any():
+        if (wrong := ~np.isfinite(getattr(prompt, name))).any():
             return _finding(f"the golden's array {name} holds NaN or infinity", prompt, wrong, "finite")
     flat: tuple[tuple[str, Any], ...] = (
         ("its stored logits are all zero", ~prompt.top_logits.any(axis=1)),
@@ -75,8 +75,8 @@ def _prompt_finding(prompt: PromptEvidence) -> Finding | None:
         ("a router gap is negative", prompt.router_gap < 0),
         ("an expert's weight is no sigmoid", (prompt.expert_weights < 0) | (prompt.expert_weights > 1)),
     )
-    for what, wrong in flat:
-        if wrong.any():
+    for what, where in flat:
+        if (wrong := np.asarray(where)).any():
             return _finding(f"the golden cannot be compared with: {what}", prompt, wrong, "none")
     return None
 

@@ -47,7 +47,7 @@ class Report:
 
     Attributes:
         verdict: `fail` over `incomplete` over `pass`.
-        partial: the set of gates was narrowed by the user.
+        partial: the user narrowed the set of gates, or the time for prompts.
         ledger: an entry for every gate, also for those that did not run, with the reason.
         facts: what the session ran on and how far it came.
         localisation: which layer is off, where the run is aligned and a gate of its numbers is red; else None.
@@ -77,6 +77,7 @@ class Report:
             "schema": REPORT_SCHEMA,
             "verdict": self.verdict,
             "partial": self.partial,
+            "left_out": list(self.run.left_out),
             "golden": {"digest": self.golden_digest},
             "subject": {**asdict(identity), "device": dict(identity.device)},
             "environment": dict(self.run.environment),
@@ -152,14 +153,14 @@ def judge_session(
             continue
         result = _judge_gate(gate, case, control_case, sound, aligned, impossible, tuple(device))
         results.append(result)
-        entries.append(_entry(result, gate.name in required))
+        entries.append(_entry(result, gate.name in required, _left_out(golden, run) if gate.name != "golden" else ""))
     # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
     results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, facts, controlled))
     entries.append(_entry(results[-1], required=True))
     flips = flip_records(case) if aligned and not impossible else ()
     return Report(
         verdict=_overall(results),
-        partial=partial,
+        partial=partial or bool(run.left_out),
         golden_digest=golden.digest,
         run=run,
         gates=tuple(results),
@@ -236,9 +237,14 @@ def _judge_ledger(
     return GateResult(identity, LEDGER, judged.verdict, judged.compared, judged.findings, controls, {}, BLIND_TO)
 
 
-def _entry(result: GateResult, required: bool) -> LedgerEntry:
+def _left_out(golden: Golden, run: Run) -> str:
+    """Why a gate saw only part of the golden, or nothing where it saw all."""
+    return f"{len(run.left_out)} of {len(golden.prompts)} prompts were left out" if run.left_out else ""
+
+
+def _entry(result: GateResult, required: bool, narrowed: str = "") -> LedgerEntry:
     ran = result.verdict != "not applicable"
-    reason = "" if ran else "the subject does not declare it, and its evidence is not in the run"
+    reason = narrowed if ran else "the subject does not declare it, and its evidence is not in the run"
     if ran and result.compared <= 0:
         reason = result.findings[0].headline if result.findings else "there was nothing to compare"
     return LedgerEntry(result.name, required, ran, result.compared, result.verdict, result.controls, reason)

@@ -43,6 +43,8 @@ def print_report(console: Console, report: Report) -> None:
         for mode, part in (("accumulated", found.accumulated), ("isolated", found.isolated)):
             if part is not None:
                 console.print(Text(f"{mode}: {part.sentence}"), soft_wrap=True)
+    if left_out := report.run.left_out:
+        console.print(Text(f"left out, {len(left_out)} prompts: {', '.join(left_out)}"), soft_wrap=True)
     headline = ("PARTIAL " if report.partial else "") + report.verdict.upper()
     console.print(Text(headline, style=_STYLE[report.verdict]))
 

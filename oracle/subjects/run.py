@@ -161,6 +161,7 @@ class Run:
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
+        left_out: names of the prompts that were deliberately not run, as for want of time; the verdict is partial.
     """
 
     identity: SubjectIdentity
@@ -172,6 +173,7 @@ class Run:
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     forced: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 class RunDocument(Sealed):
@@ -187,6 +189,7 @@ class RunDocument(Sealed):
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     forced: bool
+    left_out: tuple[str, ...]
     arrays_digest: str
 
 
@@ -235,6 +238,7 @@ def _write(run: Run, folder: Path) -> None:
             "stats": run.stats,
             "environment": run.environment,
             "forced": run.forced,
+            "left_out": run.left_out,
             "arrays_digest": digest(packed),
         }
     )
@@ -260,6 +264,8 @@ def load_run(folder: Path) -> Run:
         raise RunError(f"{path}: {where}: {first['msg']}; {_ADVICE}") from None
     arrays_path = folder / "run.safetensors"
     prompts = _split(document, open_arrays(arrays_path, RunError, _ADVICE, (document.arrays_digest, path.name)), path)
+    if both := sorted(set(document.left_out) & {*document.prompts, *document.faults}):
+        raise RunError(f"{path}: prompt {both[0]} is said to be left out, and has an answer or a fault; {_ADVICE}")
     if document.content_digest() != document.digest:
         raise RunError(f"{path} does not have its own digest: it was changed; {_ADVICE}")
     return Run(
@@ -272,6 +278,7 @@ def load_run(folder: Path) -> Run:
         stats=document.stats,
         environment=document.environment,
         forced=document.forced,
+        left_out=document.left_out,
     )
 
 

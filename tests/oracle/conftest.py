@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from oracle.serialization import canonical_json, digest
 from oracle.subjects.harness import PassEvidence, digest_embedding, record
 from oracle.subjects.run import PromptRun
 
+LENGTHS = {"first": (5, 14), "second": (3, 12)}
 Reseal = Callable[[Path, Callable[[dict[str, Any]], None]], None]
 
 
@@ -89,15 +90,28 @@ def perturbed_run() -> Callable[..., PromptRun]:
     return perturb
 
 
-def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]:
-    """A consistent golden: chains are the argmax of the stored logits, floors come from small noise."""
+@pytest.fixture(scope="session")
+def invented_golden() -> Callable[..., tuple[Golden, bytes]]:
+    """The function `invent_golden`, for goldens of other prompts than `tiny_golden`'s."""
+    return invent_golden
+
+
+def invent_golden(
+    checkpoint: Checkpoint, seed: int = 0, lengths: Mapping[str, tuple[int, int]] = LENGTHS
+) -> tuple[Golden, bytes]:
+    """A consistent golden: chains are the argmax of the stored logits, floors come from small noise.
+
+    Args:
+        lengths: by prompt name, ids given and generated; the first is probed at its position 17.
+    """
     rng = np.random.default_rng(seed)
-    specs = (
-        PromptSpec(name="first", ids=tuple(rng.integers(0, 96, 5).tolist()), new_tokens=14),
-        PromptSpec(name="second", ids=tuple(rng.integers(0, 96, 3).tolist()), new_tokens=12),
+    specs = tuple(
+        PromptSpec(name=name, ids=tuple(rng.integers(0, 96, given).tolist()), new_tokens=generated)
+        for name, (given, generated) in lengths.items()
     )
-    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     prompts = tuple(invent_evidence(spec, rng) for spec in specs)
+    hidden = rng.normal(size=(3, 3, 64)).astype(np.float32)
+    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
     for prompt, positions, logits in ((prompts[0], [4, 17], router_logits[:2]), (prompts[1], [2], router_logits[2:])):
         prompt.expert_ids[positions] = np.argsort(-(logits + selection_bias(checkpoint)), axis=2)[..., :3]
         chosen = np.take_along_axis(logits, prompt.expert_ids[positions], axis=2)
@@ -106,7 +120,7 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
     probes = Probes(
         prompts=np.array([0, 0, 1], dtype=np.int32),
         positions=np.array([4, 17, 2], dtype=np.int32),
-        hidden=rng.normal(size=(3, 3, 64)).astype(np.float32),
+        hidden=hidden,
         router_logits=router_logits,
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
@@ -117,7 +131,7 @@ def invent_golden(checkpoint: Checkpoint, seed: int = 0) -> tuple[Golden, bytes]
         prompts=prompts,
         classes={"fp32": invent_class("fp32", prompts, probed, 1e-7), "bf16": invent_class("bf16", prompts, probed, 1e-4)},
         sensitivity=measure({p.name: (p.prompt_ids, p.generated) for p in prompts}),
-        probe_prompt="first",
+        probe_prompt=specs[0].name,
         probes=probes,
     )
 

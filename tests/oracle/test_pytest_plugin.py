@@ -257,7 +257,7 @@ def test_a_red_gate_ends_with_1_and_says_what_was_found(pytester: pytest.Pyteste
     [
         ("pytest.mark.skip", "its test was skipped: unconditional skip"),
         ("pytest.mark.skipif(True, reason='no card')", "its test was skipped: no card"),
-        ("pytest.mark.xfail(run=False, reason='known')", "its test was skipped: reason: [NOTRUN] known"),
+        ("pytest.mark.xfail(run=False, reason='known')", "its test was skipped: [NOTRUN] known"),
     ],
 )
 def test_a_skipped_gate_ends_with_1_its_name_and_the_reason(

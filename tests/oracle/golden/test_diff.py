@@ -76,7 +76,10 @@ def test_noise_of_the_floors_size_is_arithmetic(golden: Golden) -> None:
 def test_noise_beyond_the_floor_has_moved_and_says_how_many_times(golden: Golden) -> None:
     diff = diff_goldens(golden, with_noise(golden, 1e-5))
     assert words(diff) == ("moved", "moved")
-    assert any(line.startswith("sketch median, layer 0 is ") and "(x9" in line for line in diff.beyond)
+    sketch = next(m for m in diff.multiples if m.name == "sketch median, layer 0")
+    assert sketch.value > 30 * sketch.floor
+    assert str(sketch) in diff.beyond
+    assert f"(x{sketch.value / sketch.floor:.3g}), allowed {sketch.allowed:g} times the floor's" in str(sketch)
     assert any("first: a logit moved by" in line and f"allowed {BOUND:.0e}" in line for line in diff.beyond)
 
 
@@ -281,45 +284,41 @@ def test_a_missing_floor_is_said(golden: Golden) -> None:
     assert diff_goldens(old, with_noise(old, 1e-4)).headline == "moved"
 
 
-def widened(content: dict[str, Any]) -> None:
-    content["bands"] = {name: (v if name == "multiple" else v * 1.8) for name, v in content["bands"].items()}
-
-
-@pytest.fixture(scope="session")
-def banded(golden: Golden) -> Golden:
-    """The tiny golden with flips in class bf16's floor, so that it has bands."""
-
-    def band(content: dict[str, Any]) -> None:
-        content["bins"]["near"] = (0, 0, 3, *content["bins"]["near"][3:])
-        content["bands"] |= {"floor_regret": 0.01, "regret": 0.03}
-
-    return with_class(golden, "bf16", band)
-
-
-def test_a_band_that_grew_is_named_with_its_factor(banded: Golden) -> None:
-    diff = diff_goldens(banded, with_class(with_noise(banded, 1e-7), "bf16", widened))
+def test_a_band_that_grew_is_named_with_its_factor(golden: Golden) -> None:
+    old = with_class(golden, "bf16", "bands", regret=0.03)
+    wider = with_class(with_noise(golden, 1e-7), "bf16", "bands", regret=0.054)
+    diff = diff_goldens(old, wider)
     assert diff.grown == ("band regret of class bf16 grew from 0.03 to 0.054 (x1.8)",)
     assert diff.line == "arithmetic; band regret of class bf16 grew from 0.03 to 0.054 (x1.8)"
-    shrunk = diff_goldens(with_class(banded, "bf16", widened), banded)
+    shrunk = diff_goldens(wider, old)
     assert (shrunk.grown, [c.numeric_class for c in shrunk.classes]) == ((), ["bf16"])
+    from_zero = diff_goldens(with_class(golden, "bf16", "bands", regret=0.0), wider)
+    assert from_zero.grown == ("band regret of class bf16 grew from 0 to 0.054",)
 
 
-def test_a_calibration_that_changed_alone_has_moved(banded: Golden) -> None:
-    diff = diff_goldens(banded, with_class(banded, "bf16", widened))
+def test_a_band_that_moved_with_the_arithmetic_is_not_named(golden: Golden) -> None:
+    old = with_class(golden, "bf16", "bands", regret=0.03)
+    diff = diff_goldens(old, with_class(with_noise(golden, 1e-7), "bf16", "bands", regret=0.03009))
+    assert (diff.grown, len(diff.classes)) == ((), 1)
+
+
+def test_a_calibration_that_changed_alone_has_moved(golden: Golden) -> None:
+    diff = diff_goldens(golden, with_class(golden, "bf16", "bands", regret=0.054))
     assert words(diff) == ("moved", "moved")
     assert diff.beyond == ("the calibration changed although nothing that it is measured from did",)
 
 
-def test_budgets_and_multiples_that_grew_are_named(banded: Golden) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["bins"]["near"] = (*content["bins"]["near"][:3], 20, *content["bins"]["near"][4:])
-        content["limits"]["floor"]["sketch_median"] = (9.0, *content["limits"]["floor"]["sketch_median"][1:])
-
-    grown = diff_goldens(banded, with_class(banded, "bf16", change)).grown
-    assert any(line.startswith("budget near of class bf16 grew from ") for line in grown)
-    assert any(line.startswith("limit sketch_median.0 of class bf16 grew from ") for line in grown)
-    narrow = with_class(banded, "bf16", lambda c: c["limits"].update(multiple=2.0))
-    assert "limit multiple of class bf16 grew from 2 to 3 (x1.5)" in diff_goldens(narrow, banded).grown
+def test_budgets_and_multiples_that_grew_are_named(golden: Golden) -> None:
+    near = golden.document.classes["bf16"].bins.near
+    limits = golden.document.classes["bf16"].limits
+    more = diff_goldens(golden, with_class(golden, "bf16", "bins", near=(*near[:3], 20, *near[4:])))
+    assert any(line.startswith("budget near of class bf16 grew from ") for line in more.grown)
+    wide = limits.floor.model_copy(update={"sketch_median": (9.0, *limits.floor.sketch_median[1:])})
+    wider = diff_goldens(golden, with_class(golden, "bf16", "limits", floor=wide))
+    assert [line.split(" grew")[0] for line in wider.grown] == ["limit sketch_median.0 of class bf16"]
+    narrow = with_class(golden, "bf16", "limits", multiple=limits.multiple / 2)
+    expected = f"limit multiple of class bf16 grew from {limits.multiple / 2:.4g} to {limits.multiple:.4g} (x2)"
+    assert diff_goldens(narrow, golden).grown == (expected,)
 
 
 def test_a_class_that_went_or_came_is_named(golden: Golden) -> None:

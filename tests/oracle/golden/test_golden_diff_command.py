@@ -123,12 +123,8 @@ def test_an_expert_set_that_differs_is_shown_with_its_router_gap(tiny_golden: tu
 
 
 def test_a_band_that_grew_stands_right_above_the_headline(tiny_golden: tuple[Golden, bytes]) -> None:
-    def band(content: dict[str, Any], factor: float) -> None:
-        content["bins"]["near"] = (0, 0, 3, *content["bins"]["near"][3:])
-        content["bands"] |= {"floor_regret": 0.01 * factor, "regret": 0.03 * factor}
-
-    old = with_class(tiny_golden[0], "bf16", lambda content: band(content, 1))
-    out = shown(old, with_class(with_noise(old, 1e-7), "bf16", lambda content: band(content, 1.8)))
+    old = with_class(tiny_golden[0], "bf16", "bands", regret=0.03)
+    out = shown(old, with_class(with_noise(old, 1e-7), "bf16", "bands", regret=0.054))
     assert "class bf16 bands.regret: 0.03 became 0.054 (x1.8)" in out
     assert out.endswith("band regret of class bf16 grew from 0.03 to 0.054 (x1.8)\nARITHMETIC\n")
 

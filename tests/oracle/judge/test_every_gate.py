@@ -18,7 +18,7 @@ import oracle.judge.gate as gate_module
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
-from oracle.judge.gate import Case, gate_id
+from oracle.judge.gate import Case, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.slots import expected_uses
 from oracle.judge.staging import planned_evidence
@@ -68,6 +68,12 @@ def test_without_damage_each_gate_passes_alone(whole: Case, gate: str) -> None:
 
 
 # Nothing to compare.
+
+
+@pytest.mark.parametrize("compared", [0, -1])
+def test_a_gate_that_compared_nothing_or_less_is_incomplete_even_where_it_found_nothing(compared: int) -> None:
+    assert Judgement(compared).verdict == "incomplete"
+    assert Judgement(1).verdict == "pass"
 
 
 @pytest.mark.parametrize("gate", [gate.name for gate in GATES])

@@ -147,6 +147,23 @@ def test_the_recorded_run_holds_the_golden_s_prompts_in_order_and_what_it_ran_on
     assert {"numpy", "python", "kolibri-oracle"} <= recorded.run.environment.keys()
 
 
+def test_the_subject_s_device_is_given_every_fault_that_it_or_an_auditor_must_catch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EnoughError(Exception):
+        pass
+
+    seen: list[str | None] = []
+
+    def look(jobs: Sequence[PromptJob], *_: Any) -> list[PromptOutcome]:
+        seen.extend(job.request.plant for job in jobs)
+        raise EnoughError
+
+    monkeypatch.setattr(session, "run_jobs", look)
+    with pytest.raises(EnoughError):
+        record_session(replace(OPTIONS, subject="tt"))
+    planted = [plant for plant in seen if plant is not None]
+    assert planted == ["missing-drain", "norm-byte-late", "resident-byte", "slot-byte", "wrong-expert"]
+
+
 def planted(
     fault: DeviceFault | None, violations: tuple[str, ...] = (), residents: tuple[str, ...] | None = None
 ) -> PromptOutcome:

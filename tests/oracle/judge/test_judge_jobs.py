@@ -51,6 +51,8 @@ class Wrapped:
 
     def step(self, token):
         self._steps += 1
+        if self._arm == "slow" and self._steps <= 8:
+            time.sleep(0.5)
         if self._steps == 5:
             if self._arm == "dying":
                 os._exit(7)
@@ -83,13 +85,8 @@ class Resident(Wrapped):
 
 
 class Factory:
-    arms = dict.fromkeys(
-        (
-            *("honest", "dying", "hanging", "leaving", "faulting", "crashing"),
-            *("opening", "refusing", "showing", "losing"),
-        ),
-        "bf16",
-    )
+    names = "honest dying hanging slow leaving faulting crashing opening refusing showing losing"
+    arms = dict.fromkeys(names.split(), "bf16")
     devices = ()
     plants = {"rust": "device-fault:rust"}
 
@@ -147,7 +144,7 @@ def test_no_jobs_are_no_outcomes() -> None:
 def test_a_subject_that_dies_hangs_or_leaves_faults_its_own_prompt_and_no_other(golden: Golden) -> None:
     arms = ("honest", "dying", "leaving", "hanging", "honest")
     jobs = [job(golden, arm=arm, at=at) for at, arm in enumerate(arms)]
-    jobs[3] = replace(jobs[3], step_timeout=5.0)
+    jobs[3] = replace(jobs[3], step_timeout=3.0)
     done: list[int] = []
     outcomes = run_jobs(jobs, workers=1, done=done.append)
     assert [outcome.job for outcome in outcomes] == jobs
@@ -156,6 +153,13 @@ def test_a_subject_that_dies_hangs_or_leaves_faults_its_own_prompt_and_no_other(
     assert [outcome.run is not None for outcome in outcomes] == [True, False, False, False, True]
     assert {(outcome.identity.name, outcome.identity.numeric_class) for outcome in outcomes} == {("wrapped", "bf16")}
     assert done == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("wrapped")
+def test_the_time_limit_is_for_a_step_and_not_for_a_prompt(golden: Golden) -> None:
+    """Eight steps of half a second, three seconds allowed."""
+    [outcome] = run_jobs([replace(job(golden, arm="slow"), step_timeout=3.0)])
+    assert (outcome.fault, outcome.run is not None) == (None, True)
 
 
 @pytest.mark.usefixtures("wrapped")
