@@ -29,7 +29,7 @@ NUMBERS: dict[str, Any] = {
     "sketch_distance": None,
     "sketch_limit": None,
     "bands": {"regret": 0.02, "router_gap": 0.1, "router_regret": 0.05}
-    | {"floor_regret": 0.01, "floor_router_gap": 0.05, "floor_router_regret": 0.025, "multiple": 2.0},
+    | {"floor_regret": 0.02, "floor_router_gap": 0.05, "floor_router_regret": 0.05, "near_multiple": 1.0, "multiple": 2.0},
     "logit_dtype": "float32",
 }
 
@@ -83,12 +83,12 @@ def numbers(draw: st.DrawFn) -> dict[str, Any]:
     """Everything a label follows from."""
     floors = {name: draw(SIZES) for name in ("regret", "router_gap", "router_regret")}
     multiple = draw(st.floats(1, 2))
-    bands = {**{n: multiple * f for n, f in floors.items()}, **{f"floor_{n}": f for n, f in floors.items()}}
+    bands = {**floors, "router_gap": multiple * floors["router_gap"], **{f"floor_{n}": f for n, f in floors.items()}}
     return {
-        "regret": draw(st.sampled_from([0.0, floors["regret"], multiple * floors["regret"]]) | SIZES),
+        "regret": draw(st.sampled_from([0.0, floors["regret"], floors["router_regret"]]) | SIZES),
         "rank": draw(st.sampled_from([-1, 1, 2, 63])),
         "top": draw(st.floats(-40, 40)),
         **draw(chains()),
-        "bands": {**bands, "multiple": multiple},
+        "bands": {**bands, "near_multiple": 1.0, "multiple": multiple},
         "logit_dtype": draw(st.sampled_from(["float32", "bfloat16"])),
     }

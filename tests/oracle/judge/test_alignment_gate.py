@@ -26,12 +26,19 @@ def test_the_perfect_run_is_aligned_at_every_position(case: Case) -> None:
 
 def test_its_planted_fault_is_found(case: Case) -> None:
     found = {name: headlines(GATE.judge(planted)) for name, planted in GATE.plants(case).items()}
+    sets = ["the run contradicts itself: an expert id is out of range or twice in a set"]
+    weights = ["the run contradicts itself: an expert's weight is no sigmoid"]
     assert found == {
         "positions counted from 1": ["position computed is not the golden's"],
         "another id consumed": ["id consumed is not the golden's"],
         "another embedding row": ["embedding row is not the golden's"],
         "a free run fed otherwise": ["id consumed in the free run is not the golden's"],
-        "an expert twice": ["the run contradicts itself: an expert id is out of range or twice in a set"],
+        "an expert twice": sets,
+        "an expert that does not exist": sets,
+        "a negative expert": sets,
+        "a weight above one": weights,
+        "a weight below zero": weights,
+        "a device fault": ["a device fault ended the prompt: planted: a fault"],
         "an argmax that is not the largest": ["the run contradicts itself: argmax is not the first of its own largest logits"],
         "a position short": ["array logsumexp has the wrong shape"],
         "one NaN": ["the run contradicts itself: array logsumexp holds NaN or infinity"],

@@ -63,6 +63,7 @@ def test_its_planted_fault_is_found(case: Case) -> None:
         "a hard flip": ["hard flips"],
         "an id outside the stored ones": ["hard flips"],
         "too many near ties": ["more near-ties than the floor of class bf16 allows"],
+        "too many router near ties": ["more router-near-ties than the floor of class bf16 allows"],
     }
 
 

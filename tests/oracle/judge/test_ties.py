@@ -21,7 +21,8 @@ from oracle.golden.flip_class import FlipClass, classify, classify_at, ulp
 from oracle.subjects.harness import argmax_lowest_id
 
 VOCABULARY, STORED, LAYERS, EXPERTS, CHOSEN = 12, 8, 3, 6, 2
-NO_BANDS = Bands(regret=0, router_gap=0, router_regret=0, floor_regret=0, floor_router_gap=0, floor_router_regret=0, multiple=2)
+_ZEROS = dict.fromkeys(("regret", "router_gap", "router_regret", "floor_regret", "floor_router_gap", "floor_router_regret"), 0)
+NO_BANDS = Bands.model_validate({**_ZEROS, "near_multiple": 1, "multiple": 2})
 BORDERS = (31.875, 31.9375, 32.0, 32.125, 32.25, 0.99609375, 1.0, 1.0078125, 0.0, -0.0)
 """Neighbours and midpoints in bf16 on both sides of a power of two, where one ULP doubles."""
 

@@ -277,7 +277,7 @@ def test_the_json_report_holds_every_gate_s_findings_controls_and_blindness(few:
     flips = next(g for g in read["gates"] if g["id"].startswith("flips@"))
     assert flips["verdict"] == "fail"
     assert f"at {prompt.name}[{position}]" in flips["findings"][0]["text"]
-    assert [c["behaved"] for c in flips["controls"]] == [True] * 4
+    assert [c["behaved"] for c in flips["controls"]] == [True] * 5
     assert flips["blind_to"] == BY_NAME["flips"].blind_to
     assert [entry["gate"] for entry in read["ledger"]] == list(GATE_NAMES)
     assert read["flips"][0]["label"] == "hard"
