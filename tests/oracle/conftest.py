@@ -136,16 +136,6 @@ def invent_golden(
     )
 
 
-def router_logits(prompt: PromptEvidence, position: int, bias: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """float32 [3, 8], from which the position's experts and weights follow."""
-    ids, weights = prompt.expert_ids[position], prompt.expert_weights[position].astype(np.float64)
-    chosen = np.log(weights / (1 - weights))
-    lowest = (chosen + np.take_along_axis(bias, ids, axis=1)).min(axis=1, keepdims=True)
-    logits = lowest - bias - rng.uniform(0.1, 2, bias.shape)
-    np.put_along_axis(logits, ids.astype(np.int64), chosen, axis=1)
-    return logits.astype(np.float32)
-
-
 def invent_evidence(spec: PromptSpec, rng: np.random.Generator) -> PromptEvidence:
     """Random evidence at `TINY`'s geometry: 96 ids, 3 layers, top-3 of 8 experts."""
     prompt = spec.ids or ()
