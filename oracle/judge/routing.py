@@ -3,10 +3,10 @@
 Compared at every position and layer: the expert sets, and the weights by expert id; at the golden's probe positions all
 router logits. Fires on
 - a set that differs where the golden's router gap is outside the class's band (twice the largest gap at which a floor
-  arm's set differed), and on more differing sets than three times the floor's share. Only the first differing layer of a
+  arm's set differed), and on more differing sets than twice the floor's share. Only the first differing layer of a
   position is held against the band: later ones compute on another residual stream. They are counted, and in the share;
-- weights whose median or p90 error at a layer is above three times the floor's, where no set differed before;
-- router logits whose median or largest error is above three times the floor's, or that contradict themselves
+- weights whose median or p90 error at a layer is above twice the floor's, where no set differed before;
+- router logits whose median or largest error is above twice the floor's, or that contradict themselves
   (`shown_router`): all on the bf16 grid, or not those that the ids and weights follow from;
 - in class `fp32`, any weight more than 1e-5 off; any NaN; with forced routing, any difference of sets or weights.
 
