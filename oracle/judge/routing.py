@@ -2,7 +2,7 @@
 
 Compared at every position and layer: the expert sets, and the weights by expert id; at the golden's probe positions all
 router logits. Fires on
-- a set that differs where the golden's router gap is outside the class's band (twice the largest gap at which a floor
+- a set that differs where the golden's router gap is outside the class's band (three times the largest gap at which a floor
   arm's set differed), and on more differing sets than twice the floor's share. Only the first differing layer of a
   position is held against the band: later ones compute on another residual stream. They are counted, and in the share;
 - weights whose median or p90 error at a layer is above twice the floor's, where no set differed before;

@@ -89,7 +89,7 @@ class PerfectSubject:
 
 
 class PerfectFactory:
-    arms: Mapping[str, NumericClass] = {"bf16": "bf16", "fp32": "fp32"}
+    arms: Mapping[str, NumericClass] = {"bf16": "bf16", "fp32": "fp32", "w8a8": "w8a8", "fp8-kv": "fp8-kv"}
     devices: tuple[str, ...] = ()
     plants: Mapping[str, str] = {}
 

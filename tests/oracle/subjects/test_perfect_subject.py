@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
 from oracle.subjects.harness import drive
 from oracle.subjects.perfect import FACTORY, PerfectSubject
-from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.protocol import NumericClass, SubjectRequest
 
 REQUEST = SubjectRequest(mini_checkpoint(), mini_checkpoint() / "golden")
 
@@ -91,6 +92,7 @@ def test_its_logits_hold_the_golden_s_whole_probability(perfect: PerfectSubject,
 
 
 def test_its_arms_are_the_classes_it_is_judged_by() -> None:
+    assert set(FACTORY.arms.values()) == set(get_args(NumericClass))  # a subject of any class has its control
     for arm, numeric_class in FACTORY.arms.items():
         identity = FACTORY.open(replace(REQUEST, arm=arm)).identity
         assert (identity.name, identity.arm, identity.numeric_class) == ("perfect", arm, numeric_class)
