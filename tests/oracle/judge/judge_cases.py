@@ -95,6 +95,13 @@ def answer(case: Case, prompt: PromptEvidence) -> PromptRun:
     return case.run.prompts[prompt.name]
 
 
+def sketch_of(case: Case, prompt: PromptEvidence) -> np.ndarray:
+    """The run's sketches of a prompt, which the perfect subject shows."""
+    sketch = answer(case, prompt).sketch
+    assert sketch is not None
+    return sketch
+
+
 def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
     """A copy with one place set."""
     out = array.copy()
