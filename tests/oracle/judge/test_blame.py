@@ -192,7 +192,9 @@ def test_a_sketch_exactly_at_its_limit_is_within_it(case: Case) -> None:
     spoiled = with_prompt(
         flipped(case, prompt, position), prompt, sketch=changed(sketch, (position, 0), sketch[position, 0] * 1.5)
     )
-    distance = float(spoiled.comparisons[prompt.name].sketch_distance[position, 0])
+    measured = spoiled.comparisons[prompt.name].sketch_distance
+    assert measured is not None
+    distance = float(measured[position, 0])
     limits = spoiled.calibration.limits
     exactly = (distance, *limits.floor.sketch_p90[1:])
     floor = limits.floor.model_copy(update={"sketch_p90": exactly})
