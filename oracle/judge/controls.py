@@ -72,7 +72,8 @@ def telling_prompts(perfect: Case) -> frozenset[str]:
 
     What a gate compares of one prompt it compares of all, which the positive control shows; so faults can stay cheap.
     """
-    answered = [prompt for prompt, _ in perfect.answered()]
+    # Where nothing was answered, the golden alone can still be spoiled.
+    answered = [prompt for prompt, _ in perfect.answered()] or list(perfect.golden.prompts)
     chats = {spec.name for spec in perfect.golden.document.recipe.prompts if spec.messages is not None}
     kinds = (
         answered[:2],

@@ -32,6 +32,8 @@ def with_planted_flips(golden: Golden, run: Run) -> Run:
 
 
 def _planted(margin: np.ndarray, top_ids: np.ndarray, run: PromptRun, way: int) -> PromptRun:
+    assert run.expert_ids is not None
+    assert run.sketch is not None
     argmax, ids, top_logits = run.argmax.copy(), run.top_ids.copy(), run.top_logits.copy()
     experts, sketch = run.expert_ids.copy(), run.sketch.copy()
     layer = way % experts.shape[1]

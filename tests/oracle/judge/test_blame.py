@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flip_cases import NUMBERS, numbers, record
 from hypothesis import given
-from judge_cases import answer, changed, flipped, narrowest, with_bands, with_other_experts, with_prompt
+from judge_cases import changed, flipped, narrowest, sketch_of, with_bands, with_other_experts, with_prompt
 from pydantic import ValidationError
 
 from oracle.judge.blame import FlipNumbers, explain
@@ -172,7 +172,7 @@ def test_a_record_s_explanation_is_the_sentence_of_its_numbers_and_no_other() ->
 def test_a_run_s_records_hold_the_distances_before_and_after_the_first_differing_set(case: Case) -> None:
     prompt, position = narrowest(case)
     limits = case.calibration.limits.sketch_p90
-    sketch = answer(case, prompt).sketch
+    sketch = sketch_of(case, prompt)
     off = changed(sketch, (position, 1), sketch[position, 1] * (1 + 0.5 * limits[1]))
     off = changed(off, (position, 2), sketch[position, 2] * (1 + 2 * limits[2]))
     spoiled = with_other_experts(
@@ -188,11 +188,13 @@ def test_a_run_s_records_hold_the_distances_before_and_after_the_first_differing
 
 def test_a_sketch_exactly_at_its_limit_is_within_it(case: Case) -> None:
     prompt, position = narrowest(case)
-    sketch = answer(case, prompt).sketch
+    sketch = sketch_of(case, prompt)
     spoiled = with_prompt(
         flipped(case, prompt, position), prompt, sketch=changed(sketch, (position, 0), sketch[position, 0] * 1.5)
     )
-    distance = float(spoiled.comparisons[prompt.name].sketch_distance[position, 0])
+    measured = spoiled.comparisons[prompt.name].sketch_distance
+    assert measured is not None
+    distance = float(measured[position, 0])
     limits = spoiled.calibration.limits
     exactly = (distance, *limits.floor.sketch_p90[1:])
     floor = limits.floor.model_copy(update={"sketch_p90": exactly})

@@ -14,7 +14,7 @@ import pytest
 from flip_cases import numbers, record
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from judge_cases import answer, changed, flipped, narrowest, widest, with_bands, with_other_experts, with_prompt
+from judge_cases import answer, changed, flipped, narrowest, sketch_of, widest, with_bands, with_other_experts, with_prompt
 from pydantic import ValidationError
 
 from oracle.golden.calibration import Bands
@@ -187,8 +187,12 @@ def test_a_record_names_the_first_layer_whose_experts_and_whose_sketch_are_off(c
     prompt, position = narrowest(case)
     spoiled = with_other_experts(flipped(case, prompt, position), prompt, position, layer=3)
     spoiled = with_other_experts(spoiled, prompt, position, layer=2)
+<<<<<<< HEAD
     sketch = answer(case, prompt).sketch
     assert sketch is not None
+=======
+    sketch = sketch_of(case, prompt)
+>>>>>>> blame
     off = changed(sketch, (position, slice(1, None)), sketch[position, 1:] * 1.5)
     [flip] = flip_records(with_prompt(spoiled, prompt, sketch=off))
     assert (flip.set_layer, flip.sketch_layer) == (2, 1)

@@ -48,6 +48,7 @@ def judged(few: Case, spoiled: Case) -> Report:
 
 def scaled_from(layer: int, factor: float) -> Any:
     def scale(run: PromptRun) -> PromptRun:
+        assert run.sketch is not None
         sketch = run.sketch.copy()
         sketch[:, layer:] *= np.float32(factor)
         return replace(run, sketch=sketch)
@@ -77,8 +78,10 @@ def test_the_first_position_is_the_first_beyond_the_limit_in_the_golden_s_order(
     late = scaled_from(2, 1.2)
     prompts = {name: late(run) for name, run in case.run.prompts.items()}
     first = case.golden.prompts[0].name
-    run = prompts[first]
-    prompts[first] = replace(run, sketch=np.concatenate([case.run.prompts[first].sketch[:7], run.sketch[7:]]))
+    honest, off = case.run.prompts[first].sketch, prompts[first].sketch
+    assert honest is not None
+    assert off is not None
+    prompts[first] = replace(prompts[first], sketch=np.concatenate([honest[:7], off[7:]]))
     found = accumulate(case.with_run(prompts=prompts))
     assert found is not None
     assert found.place == f"{first}[7]"
