@@ -95,18 +95,17 @@ def answer(case: Case, prompt: PromptEvidence) -> PromptRun:
     return case.run.prompts[prompt.name]
 
 
-<<<<<<< HEAD
 def held(array: np.ndarray | None) -> np.ndarray:
     """Evidence that must be there."""
     assert array is not None
     return array
-=======
+
+
 def sketch_of(case: Case, prompt: PromptEvidence) -> np.ndarray:
     """The run's sketches of a prompt, which the perfect subject shows."""
     sketch = answer(case, prompt).sketch
     assert sketch is not None
     return sketch
->>>>>>> blame
 
 
 def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:

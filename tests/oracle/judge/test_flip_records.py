@@ -187,12 +187,7 @@ def test_a_record_names_the_first_layer_whose_experts_and_whose_sketch_are_off(c
     prompt, position = narrowest(case)
     spoiled = with_other_experts(flipped(case, prompt, position), prompt, position, layer=3)
     spoiled = with_other_experts(spoiled, prompt, position, layer=2)
-<<<<<<< HEAD
-    sketch = answer(case, prompt).sketch
-    assert sketch is not None
-=======
     sketch = sketch_of(case, prompt)
->>>>>>> blame
     off = changed(sketch, (position, slice(1, None)), sketch[position, 1:] * 1.5)
     [flip] = flip_records(with_prompt(spoiled, prompt, sketch=off))
     assert (flip.set_layer, flip.sketch_layer) == (2, 1)
