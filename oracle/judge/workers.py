@@ -66,7 +66,7 @@ def work(
                 busy.remove(worker)
                 if worker.alive:
                     idle.append(worker)
-                yield worker.number, worker.job, answer
+                yield worker.number, worker.job, answer[0]
     finally:
         for worker in busy:
             worker.kill()
@@ -106,27 +106,27 @@ class _Worker(Generic[J, R]):
     def seconds_left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def answer(self) -> R | DeviceFault | None:
-        """The job's result, or the fault that ended it; None while it goes on."""
+    def answer(self) -> tuple[R | DeviceFault] | None:
+        """The job's result, which may be None, or the fault that ended it, alone in a tuple; None while it goes on."""
         code = self._process.exitcode  # before reading: what a dead one sent is all in the pipe
         try:
             while self.connection.poll():
                 what, value = self.connection.recv()
                 if what == "done":
-                    return value
+                    return (value,)
                 if what == "raised":
                     raise value
                 self._started, self._deadline = True, time.monotonic() + self._limit
         except (EOFError, ConnectionError):
-            return self._died()
+            return (self._died(),)
         if code is not None:
-            return self._died()
+            return (self._died(),)
         if self.seconds_left() > 0:
             return None
         self.kill()
         if not self._started:
             raise UsageError(f"a worker process did not start within {START_LIMIT:g} s; run again with fewer --jobs")
-        return DeviceFault("timeout", f"no step ended within {self._limit:g} s; its process was ended")
+        return (DeviceFault("timeout", f"no step ended within {self._limit:g} s; its process was ended"),)
 
     def _died(self) -> DeviceFault:
         self.join()

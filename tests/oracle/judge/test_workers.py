@@ -152,3 +152,7 @@ def wait_for(condition: Callable[[], bool], within: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_job_that_answers_nothing_is_answered_all_the_same() -> None:
+    assert answers(["nothing", "echo a"], limits={"nothing": 3.0}) == [None, "a"]

@@ -68,3 +68,7 @@ def _orphan(_: str) -> None:
 
 def _unsendable(_: str) -> object:
     return lambda: None
+
+
+def _nothing(_: str) -> None:
+    """No answer but that it is done."""
