@@ -24,6 +24,7 @@ import numpy.typing as npt
 from oracle.errors import DeviceFault
 from oracle.golden.calibration import Limits
 from oracle.golden.format import Golden
+from oracle.golden.portable import quantiles
 from oracle.golden.sketch import sketch
 from oracle.judge.gate import Case
 from oracle.subjects.protocol import Float32
@@ -183,7 +184,7 @@ def _measure(
     scatter: float = 1.0,
 ) -> tuple[LayerMeasure, ...]:
     """`distance` [T, L], `slope` and `non_finite` [L]; `scatter` widens the limit on slopes."""
-    median, p90 = np.quantile(distance, [0.5, 0.9], axis=0)
+    median, p90 = quantiles(distance, [0.5, 0.9])
     columns = zip(median, limits.sketch_median, p90, limits.sketch_p90, slope, non_finite, strict=True)
     return tuple(
         LayerMeasure(layer, float(m), m_limit, float(p), p_limit, float(s), scatter * limits.sketch_slope, int(bad))

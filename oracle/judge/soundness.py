@@ -94,6 +94,7 @@ def _impossible(prompt: PromptEvidence, measured: Comparison, probes: int) -> Fi
         "mass": (whole, 0, 1 + MASS_TOLERANCE),
         "logit_error": (whole, 0, top),
         "margin_change": (whole, 0, top),
+        "set_differs": (per_layer, 0, 1),
         "first_set_difference": (whole, 0, layers),
         "set_gap": (whole, 0, top),
         "weight_error": (per_layer, NOT_COMPARED, 1),

@@ -110,21 +110,25 @@ def invent_golden(
         for name, (given, generated) in lengths.items()
     )
     prompts = tuple(invent_evidence(spec, rng) for spec in specs)
-    hidden = rng.normal(size=(3, 3, 64)).astype(np.float32)
-    router_logits = rng.normal(size=(3, 3, 8)).astype(np.float32)
-    for prompt, positions, logits in ((prompts[0], [4, 17], router_logits[:2]), (prompts[1], [2], router_logits[2:])):
-        prompt.expert_ids[positions] = np.argsort(-(logits + selection_bias(checkpoint)), axis=2)[..., :3]
-        chosen = np.take_along_axis(logits, prompt.expert_ids[positions], axis=2)
-        prompt.expert_weights[positions] = 1 / (1 + np.exp(-chosen))
+    places = [(0, 4), (0, 17), *((index, 2) for index in range(1, len(prompts)))]  # of the probes
+    hidden = rng.normal(size=(len(places), 3, 64)).astype(np.float32)
+    router_logits = rng.normal(size=(len(places), 3, 8)).astype(np.float32)
+    for (index, position), logits in zip(places, router_logits, strict=True):
+        prompts[index].expert_ids[position] = np.argsort(-(logits + selection_bias(checkpoint)), axis=1)[..., :3]
+        chosen = np.take_along_axis(logits, prompts[index].expert_ids[position], axis=1)
+        prompts[index].expert_weights[position] = 1 / (1 + np.exp(-chosen))
     recipe = Recipe(prompts=specs, truth="float32", floor_arms={"bf16": ("a", "b", "c")}, versions={"numpy": "any"})
     probes = Probes(
-        prompts=np.array([0, 0, 1], dtype=np.int32),
-        positions=np.array([4, 17, 2], dtype=np.int32),
+        prompts=np.array([index for index, _ in places], dtype=np.int32),
+        positions=np.array([position for _, position in places], dtype=np.int32),
         hidden=hidden,
         router_logits=router_logits,
         layer_inputs=rng.normal(size=(len(prompts[0].fed), 3, 64)).astype(np.float32),
     )
-    probed = (PromptProbes((4, 17), probes.router_logits[:2]), PromptProbes((2,), probes.router_logits[2:]))
+    probed = tuple(
+        PromptProbes(tuple(place for index, place in places if index == mine), router_logits[probes.prompts == mine])
+        for mine in range(len(prompts))
+    )
     return assemble(
         recipe=recipe,
         checkpoint_digest=checkpoint.digest(),

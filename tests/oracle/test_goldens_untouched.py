@@ -16,12 +16,12 @@ TWO_GATES = """
 import pytest
 
 @pytest.mark.kolibri_gate("golden")
-def test_golden(kolibri_gate):
-    assert kolibri_gate["verdict"] == "pass"
+def test_golden(gate):
+    assert gate["verdict"] == "pass"
 
 @pytest.mark.kolibri_gate("flips")
-def test_flips(kolibri_gate):
-    assert kolibri_gate["verdict"] == "pass"
+def test_flips(gate):
+    assert gate["verdict"] == "pass"
     assert False, "so that --lf has something to run again"
 """
 

@@ -449,7 +449,7 @@ def test_a_demanded_gate_that_ran_and_compared_is_green_in_a_partial_session(
     [
         (("--kolibri-require", "flips,logits"), ["logits"]),
         (("--kolibri-require", "logits", "--kolibri-require", "residual, flips"), ["logits", "residual"]),
-        (("--kolibri-require=all",), ["alignment", "golden", "ledger", "logits", "residual"]),
+        (("--kolibri-require=all",), ["alignment", "golden", "ledger", "logits", "residual", "routing"]),
     ],
     ids=["a list", "repeated", "all"],
 )

@@ -18,9 +18,9 @@ BANDS = Bands(
     regret=0.2,
     router_gap=0.02,
     router_regret=0.4,
-    floor_regret=0.1,
+    floor_regret=0.2,
     floor_router_gap=0.01,
-    floor_router_regret=0.2,
+    floor_router_regret=0.4,
     near_multiple=1,
     multiple=2.0,
 )

@@ -28,6 +28,8 @@ from oracle.golden.format import Golden
 from oracle.subjects.run import PromptRun
 
 Arms = dict[str, Comparison]
+CHANGE = 0.05
+"""Of a margin, in nats, by every honest arm."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def arms(tiny_golden: tuple[Golden, bytes], perturbed_run: Callable[..., PromptR
 
 
 def flipped(arm: Comparison, regrets: dict[int, float], router: dict[int, float] | None = None, rank: int = 1) -> Comparison:
-    """The arm with flips of these regrets at these positions, all of them at near ties whose margin changed by as much.
+    """The arm with flips of these regrets at these positions, all at near ties whose margin changed by as much, and `CHANGE`.
 
     At those in `router`, layer 1's set differs by that gap.
     """
@@ -53,7 +55,7 @@ def flipped(arm: Comparison, regrets: dict[int, float], router: dict[int, float]
     first, gap = arm.first_set_difference.copy(), arm.set_gap.copy()
     for position, value in regrets.items():
         flip[position], regret[position], ranks[position] = True, value, rank
-        margin[position], change[position] = NEAR_MARGIN / 2, value
+        margin[position], change[position] = NEAR_MARGIN / 2, max(value, CHANGE)
     for position, value in (router or {}).items():
         first[position], gap[position] = 1, value
     return replace(
@@ -79,8 +81,8 @@ def test_honest_arms_give_a_floor_that_all_of_them_pass(arms: Arms) -> None:
 
 def test_bands_are_the_declared_multiple_of_the_largest_regret_and_gap(arms: Arms) -> None:
     bands = calibrate("bf16", measured(arms)).bands
-    assert (bands.floor_regret, bands.regret) == (0.034, NEAR_MULTIPLE * 0.034)
-    assert (bands.floor_router_regret, bands.router_regret) == (0.04, NEAR_MULTIPLE * 0.04)
+    assert (bands.floor_regret, bands.regret) == (CHANGE, NEAR_MULTIPLE * CHANGE)
+    assert (bands.floor_router_regret, bands.router_regret) == (CHANGE, NEAR_MULTIPLE * CHANGE)
     assert (bands.floor_router_gap, bands.router_gap) == (0.011, BAND_MULTIPLE * 0.011)
 
 

@@ -178,7 +178,7 @@ def bf16(document: dict[str, Any]) -> dict[str, Any]:
 LIES: dict[str, Edit] = {
     "a band beyond the declared multiple": lambda d: bf16(d)["bands"].update(regret=2.5),
     "a router band beyond the declared multiple": lambda d: bf16(d)["bands"].update(router_gap=1e-3),
-    "a router regret beyond the declared multiple": lambda d: bf16(d)["bands"].update(router_regret=1e-3),
+    "a router regret beyond the declared multiple": lambda d: bf16(d)["bands"].update(router_regret=9.0),
     "a larger multiple of bands": lambda d: bf16(d)["bands"].update(multiple=6.5),
     "a larger multiple of limits": lambda d: bf16(d)["limits"].update(multiple=100.0),
     "a KL limit beyond the declared multiple": lambda d: bf16(d)["limits"].update(kl=[1.0, 9.0]),

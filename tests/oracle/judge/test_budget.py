@@ -68,8 +68,8 @@ class Factory:
         (folder / f"{number} {request.plant or 'prompt'}".replace("/", "-")).touch()
         if request.plant:
             raise DeviceFault("rust", "planted")
-        prompts = load_golden(request.checkpoint / "golden").prompts
-        subject = Counted(prompts, Checkpoint.open(request.checkpoint), self.arms[request.arm or "bf16"])
+        golden = load_golden(request.checkpoint / "golden")
+        subject = Counted(golden, Checkpoint.open(request.checkpoint), self.arms[request.arm or "bf16"])
         subject.number = number
         return subject
 

@@ -16,7 +16,7 @@ import pytest
 
 import oracle.judge.gate as gate_module
 from oracle.golden.compare import Comparison, compare
-from oracle.golden.evidence import PromptEvidence
+from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden
 from oracle.judge.gate import Case, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
@@ -219,8 +219,8 @@ def test_a_measure_outside_its_range_is_red_in_every_gate_that_measures(
 ) -> None:
     name = whole.golden.prompts[1].name
 
-    def broken(prompt: PromptEvidence, run: PromptRun) -> Comparison:
-        honest = compare(prompt, run)
+    def broken(prompt: PromptEvidence, run: PromptRun, probes: PromptProbes) -> Comparison:
+        honest = compare(prompt, run, probes)
         if prompt.name != name or run is not whole.run.prompts[name]:
             return honest
         return replace(honest, **{measure: with_value(value)(getattr(honest, measure))})
@@ -240,8 +240,8 @@ def test_a_measure_outside_its_range_is_red_in_every_gate_that_measures(
 def test_a_measure_of_another_shape_is_red_in_every_gate_that_measures(
     whole: Case, monkeypatch: pytest.MonkeyPatch, measure: str
 ) -> None:
-    def broken(prompt: PromptEvidence, run: PromptRun) -> Comparison:
-        honest = compare(prompt, run)
+    def broken(prompt: PromptEvidence, run: PromptRun, probes: PromptProbes) -> Comparison:
+        honest = compare(prompt, run, probes)
         if run is not whole.run.prompts[prompt.name]:
             return honest
         return replace(honest, **{measure: getattr(honest, measure)[:1]})
@@ -276,9 +276,9 @@ def test_a_changed_copy_of_a_case_measures_only_the_prompts_that_changed(whole: 
     expected = {name: base.comparisons[name] for name in base.comparisons}
     measured: list[str] = []
 
-    def counted(prompt: PromptEvidence, run: PromptRun) -> Comparison:
+    def counted(prompt: PromptEvidence, run: PromptRun, probes: PromptProbes) -> Comparison:
         measured.append(prompt.name)
-        return compare(prompt, run)
+        return compare(prompt, run, probes)
 
     monkeypatch.setattr(gate_module, "compare", counted)
     first, second = base.golden.prompts

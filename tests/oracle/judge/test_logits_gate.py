@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from judge_cases import answer, changed, headlines, widest, with_other_experts, with_prompt, with_run
 
-from oracle.golden.calibration import LIMIT_MULTIPLE
+from oracle.golden.calibration import PART_MULTIPLE
 from oracle.judge.gate import Case
 from oracle.judge.logits import FP32_TOLERANCE, LogitsGate
 from oracle.subjects.run import PromptRun
@@ -104,7 +104,7 @@ def test_part_of_the_prompts_is_judged_by_their_own_floor(case: Case) -> None:
     for judged, verdict in ((noisy, "pass"), (replace(noisy, calibration=narrow), "fail")):
         judgement = GATE.judge(judged)
         assert judgement.verdict == verdict
-        assert judgement.measured["kl median allowed"] == LIMIT_MULTIPLE * judged.calibration.prompt_floors["copying"].kl[0]
+        assert judgement.measured["kl median allowed"] == PART_MULTIPLE * judged.calibration.prompt_floors["copying"].kl[0]
 
 
 @pytest.mark.parametrize("off", [-0.5, 0.5])

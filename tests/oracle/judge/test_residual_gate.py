@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from judge_cases import changed, held, with_prompt, with_run
 
+from oracle.golden.calibration import PART_MULTIPLE
 from oracle.judge.gate import Case, Judgement
 from oracle.judge.residual import ResidualGate
 
@@ -59,7 +60,7 @@ def test_part_of_the_prompts_is_held_to_their_own_floor(case: Case) -> None:
     for name, slopes in (("chat-high", 0), ("digits", 1)):
         alone = case.with_run(prompts={name: case.run.prompts[name]})
         judgement = GATE.judge(sketched(alone, lambda sketch: sketch * np.float32(scale)))
-        assert judgement.measured["slope allowed"] == limits.multiple * floors[name].sketch_slope
+        assert judgement.measured["slope allowed"] == PART_MULTIPLE * floors[name].sketch_slope
         assert len([f for f in judgement.findings if "slope" in f.headline]) == slopes
 
 

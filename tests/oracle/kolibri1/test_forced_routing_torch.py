@@ -51,7 +51,7 @@ def test_its_own_routing_forced_in_a_stream_is_cut_like_the_ids(reference: Refer
 def test_the_goldens_routing_gives_the_bits_of_the_minis_own() -> None:
     golden, mini = load_golden(mini_checkpoint() / "golden"), Reference(Checkpoint.open(mini_checkpoint()))
     prompt = min(golden.prompts, key=lambda p: len(p.fed))
-    ids, weights = torch.from_numpy(prompt.expert_ids).long(), torch.from_numpy(prompt.expert_weights)
+    ids, weights = torch.from_numpy(prompt.expert_ids.astype(np.int64)), torch.from_numpy(prompt.expert_weights.copy())
     honest = forward(mini, ids=list(prompt.fed))
     forced = forward(mini, Routing(ids, honest.expert_weights), list(prompt.fed))
     assert differing(forced, honest) == []
