@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from oracle.errors import GoldenError
 from oracle.golden.calibration import LIMIT_MULTIPLE, PART_MULTIPLE, ClassCalibration
 from oracle.golden.compare import Comparison
-from oracle.golden.evidence import PromptEvidence
 from oracle.golden.floor import calibrate
-from oracle.golden.passes import compare_arm
+from oracle.golden.passes import TruthPass, compare_arm
 from oracle.kolibri1.arms import floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
@@ -34,13 +33,13 @@ NEW_TOKENS = 48
 Measured = dict[str, dict[str, Comparison]]
 
 
-def measure(checkpoint: Checkpoint, evidence: list[PromptEvidence], numeric_class: NumericClass) -> Measured:
+def measure(checkpoint: Checkpoint, truths: list[TruthPass], numeric_class: NumericClass) -> Measured:
     """Every floor arm of the class against the truth, by arm and prompt."""
     measured: Measured = {}
     for arm in floor_arms(numeric_class):
         print(f"arm {arm.name}", file=sys.stderr, flush=True)
         reference = Reference(checkpoint, arm)
-        measured[arm.name] = {prompt.name: compare_arm(reference, prompt) for prompt in evidence}
+        measured[arm.name] = {t.evidence.name: compare_arm(reference, t.evidence, t.probes) for t in truths}
     return measured
 
 
@@ -77,8 +76,8 @@ def main() -> None:
     checkpoint = Checkpoint.open(options.checkpoint)
     tokenizer = Tokenizer.from_file(str(options.checkpoint / "tokenizer.json"))
     texts = list(beginnings(tokenizer, SEED, options.candidates))
-    evidence = continued(checkpoint, texts, NEW_TOKENS)
-    measured = measure(checkpoint, evidence, options.numeric_class)
+    truths = continued(checkpoint, texts, NEW_TOKENS)
+    measured = measure(checkpoint, truths, options.numeric_class)
     rng = random.Random(SEED)
     made: list[ClassCalibration] = []
     refused: list[str] = []
@@ -87,7 +86,7 @@ def main() -> None:
             made.append(calibrate(options.numeric_class, drawn(measured, options.prompts, rng)))
         except GoldenError as error:
             refused.append(str(error))
-    goldens = f"{options.goldens} goldens, each {options.prompts} of {len(evidence)} fresh prompts"
+    goldens = f"{options.goldens} goldens, each {options.prompts} of {len(truths)} fresh prompts"
     print(f"class {options.numeric_class}: {goldens}")
     if made:
         print(summary(made))

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from oracle.golden.evidence import PromptEvidence
-from oracle.golden.passes import compare_arm, truth_pass
+from oracle.golden.passes import TruthPass, compare_arm, truth_pass
 from oracle.golden.prompts import prepare_prompts
 from oracle.golden.recipe import PromptSpec
-from oracle.golden.sensitivity import short_period
+from oracle.golden.regularity import regular
 from oracle.kolibri1.arms import floor_arms
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.reference import Reference
@@ -88,31 +87,31 @@ def beginnings(tokenizer: Tokenizer, seed: int = SEED, count: int = CANDIDATES) 
             yield beginning
 
 
-def continued(checkpoint: Checkpoint, texts: list[str], new_tokens: int) -> list[PromptEvidence]:
+def continued(checkpoint: Checkpoint, texts: list[str], new_tokens: int) -> list[TruthPass]:
     """The reference's evidence on each beginning, without those whose chain is too regular."""
     reference = Reference(checkpoint)
     out = []
     for index, text in enumerate(texts):
         name = f"candidate-{index}"
         ids = prepare_prompts(checkpoint, [PromptSpec(name=name, text=text, new_tokens=new_tokens)])[0].ids
-        evidence = truth_pass(reference, name, text, ids, new_tokens).evidence
-        if short_period(evidence.generated) is None:
-            out.append(evidence)
+        truth = truth_pass(reference, name, text, ids, new_tokens)
+        if regular(truth.evidence.generated) is None:
+            out.append(truth)
         if index % 25 == 0:
             print(f"{index} of {len(texts)} candidates", file=sys.stderr, flush=True)
     return out
 
 
-def measure(checkpoint: Checkpoint, evidence: list[PromptEvidence]) -> list[Candidate]:
+def measure(checkpoint: Checkpoint, truths: list[TruthPass]) -> list[Candidate]:
     """Near ties and the floor's largest regret of each."""
-    largest = np.zeros(len(evidence))
+    largest = np.zeros(len(truths))
     for arm in floor_arms("bf16"):
         print(f"arm {arm.name}", file=sys.stderr, flush=True)
         reference = Reference(checkpoint, arm)
-        largest = np.maximum(largest, [compare_arm(reference, e).regret.max() for e in evidence])
+        largest = np.maximum(largest, [compare_arm(reference, t.evidence, t.probes).regret.max() for t in truths])
     return [
         Candidate(str(e.text), len(e.prompt_ids), int(np.count_nonzero(e.margin < NEAR)), float(regret))
-        for e, regret in zip(evidence, largest, strict=True)
+        for e, regret in zip((truth.evidence for truth in truths), largest, strict=True)
     ]
 
 

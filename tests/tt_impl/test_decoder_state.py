@@ -163,6 +163,7 @@ def test_the_embedding_row_is_the_checkpoints_bytes_in_both_arms(tiny: Checkpoin
 
 def test_logits_and_router_are_not_on_the_bf16_grid(open_decoder: Open) -> None:
     step = open_decoder(DType.BFLOAT16).step(41)
+    assert step.expert_weights is not None
     for values in (step.logits, step.expert_weights):
         assert values.dtype == np.float32
         assert (values.view(np.uint32) & 0xFFFF).astype(bool).mean() > 0.9

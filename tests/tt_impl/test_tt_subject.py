@@ -52,6 +52,7 @@ def test_a_step_counts_positions_and_shapes_its_evidence(tiny_folder: Path, toke
     assert [(step.token, step.position) for step in steps] == [(token, i) for i, token in enumerate(tokens[:3])]
     step = steps[-1]
     assert step.residual is not None
+    assert step.expert_ids is not None
     assert (step.logits.shape, step.embedding.shape, step.residual.shape) == ((96,), (128,), (3, 64))
     assert (step.expert_ids.shape, step.expert_ids.dtype) == ((3, 3), np.int32)
 
