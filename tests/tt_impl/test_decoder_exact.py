@@ -111,7 +111,8 @@ def test_the_exact_arm_agrees_at_every_position(
     decoder = open_decoder(DType.FLOAT32)
     steps = [decoder.step(token) for token in ids]
     logits, residual, chosen = dense
-    assert [ids.tolist() for step in steps if (ids := step.expert_ids) is not None] == chosen.tolist()
+    shown = [step.expert_ids for step in steps if step.expert_ids is not None]
+    assert [experts.tolist() for experts in shown] == chosen.tolist()
     for found, expected in zip(steps, logits, strict=True):
         assert np.abs(found.logits - expected).max() < 1e-5 * np.abs(expected).max()
     for found, expected in zip(steps, residual, strict=True):
