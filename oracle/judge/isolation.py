@@ -47,7 +47,8 @@ def run_isolation(job: IsolationJob) -> Isolated | None:
                 moving()
         finally:
             subject.close()
-        return compare_layers(golden, outputs, golden.document.classes[subject.identity.numeric_class].limits)
+        calibration = golden.document.classes[subject.identity.numeric_class]
+        return compare_layers(golden, outputs, calibration.limits_for([golden.document.probe_prompt]))
     except DeviceFault as fault:
         return Isolated(golden.document.probe_prompt, (), str(fault))
     except BaseException as error:  # the verdict stands without a localisation: a subject that crashes here cannot undo it

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 _PRINTED = "decides only what is printed"
 _STRICTER = "makes the gate stricter: it errs to red, and honest engines are tested to be green"
+_LEFT_OUT = (
+    "only a session with a budget leaves prompts out, and a prompt that is missing otherwise is incomplete and not a failure, "
+    "which no control plants; `test_partial_runs.py` asks for both"
+)
 _RAISES = "without it a run that lacks the evidence ends in an error and not in a verdict"
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
@@ -23,6 +27,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "alignment": {
         "judge: expected.ndim > 1": _PRINTED,
         "judge: run is None -> False": _RAISES,
+        "judge: prompt.name in case.run.left_out": _LEFT_OUT,
+        "judge: run is None -> True": "a prompt that was left out has no run: a file that says both is refused",
+        "judge: run is None -> negated": "the same",
+        "judge: run is None and prompt.name in case.run.left_out -> False": _LEFT_OUT,
         "_mixed_evidence: name in held -> True": _STRICTER,
     },
     "chain": {

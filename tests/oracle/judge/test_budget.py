@@ -208,7 +208,11 @@ def test_a_partial_run_that_is_stored_replays_to_the_same_partial_verdict(place:
     report = verdict()
     code, out, err = call("--replay", "run")
     assert (code, out.splitlines()[-1], err) == (0, "PARTIAL PASS", "")
-    assert verdict() == report
+    replayed = verdict()
+    for each in (report, replayed):  # a replay leaves out what depends on the libraries installed: ids of texts
+        each["gates"] = [gate for gate in each["gates"] if not gate["id"].startswith("golden@")]
+        each["ledger"] = [entry for entry in each["ledger"] if entry["gate"] != "golden"]
+    assert replayed == report
 
 
 @pytest.mark.slow
