@@ -123,19 +123,6 @@ def test_a_thousand_replays_give_one_verdict_and_one_flip_file(stored_run: Path)
     assert len(seen) == 1
 
 
-@pytest.mark.slow
-def test_the_decoder_s_own_run_is_replayed_to_the_bytes_and_the_signature_of_the_live_one(tmp_path: Path) -> None:
-    def gate(*options: str) -> str:
-        done = subprocess.run([SCRIPT, "gate", *options], capture_output=True, text=True, timeout=900, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return next(line for line in done.stdout.splitlines() if line.startswith("flips: ") and "signature" in line)
-
-    live, again, run = tmp_path / "live.json", tmp_path / "again.json", str(tmp_path / "run")
-    assert gate("--flips", str(live), "--save-run", run) == gate("--flips", str(again), "--replay", run)
-    assert live.read_bytes() == again.read_bytes()
-    assert load_flips(live).flips, "the decoder flips nowhere: nothing was compared"
-
-
 def test_the_file_says_who_was_judged_by_which_golden_and_bands(case: Case, planted: Case) -> None:
     document = load_flips(STORED)
     assert document.golden_digest == case.golden.digest
