@@ -6,11 +6,11 @@ limits over all positions, and the first position there. What is wrong may lie i
 the golden's next layer input (the last layer's, with the stored sketches). An error cannot travel, so the layer that is off
 is the layer that is wrong. Needs a subject that can run one layer (`IsolatesLayers`), so a stored run has `accumulated` alone.
 
-Limits of both are the class's limits of the `residual` gate. They hold what all layers before add too, so for one layer
-alone they are an upper bound: who is beyond them is off, and a fault smaller than the floor's own spread stays unseen (on
-the mini, RoPE on the full layer is named in class fp32 and hides in bf16). The
-limit on a slope was measured over all positions of the golden; the mean over the T positions of one prompt scatters more, by
-the square root of how many times fewer they are, so for a layer alone it is that much wider.
+Limits are those of the `residual` gate: for the run, of the prompts it answered, for a layer alone, of the probe prompt alone.
+They hold what all layers before add too, so for one layer alone they are an upper bound: who is beyond them is off, and a
+fault smaller than the floor's own spread stays unseen (on the mini, RoPE on the full layer is named in class fp32 and hides
+in bf16). A slope over one prompt's T positions scatters more than one over all of the golden, by the square root of how many
+times fewer they are; a layer alone is given that much more room.
 """
 
 from __future__ import annotations
