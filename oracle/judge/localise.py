@@ -135,7 +135,7 @@ def accumulate(case: Case) -> Accumulated | None:
     Args:
         case: of an aligned run.
     """
-    comparison, limits = case.comparison, case.calibration.limits
+    comparison, limits = case.comparison, case.limits
     distance = comparison.sketch_distance
     if distance is None:
         return None

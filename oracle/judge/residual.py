@@ -76,7 +76,7 @@ class ResidualGate:
         def shorten(run: PromptRun) -> PromptRun:
             assert run.sketch is not None
             sketch = run.sketch.copy()
-            sketch[:, 0] *= np.float32(0.99)
+            sketch[:, 0] *= np.float32(1 - max(0.01, 2 * case.limits.sketch_slope))  # of few prompts more is allowed
             return replace(run, sketch=sketch)
 
         def shake(run: PromptRun) -> PromptRun:

@@ -90,7 +90,7 @@ def _sets(case: Case) -> Judgement:
         headline = "expert sets differ " + ("although routing was forced" if forced else "outside the router band")
         gap, most = f"gap {comparison.set_gap[at]:.4g}", "none" if forced else f"{allowed:.4g}"
         findings.append(Finding(headline, where, gap, most, int(wrong.sum()), positions))
-    share, most_share = float(differs.mean()), case.calibration.limits.sets_differ
+    share, most_share = float(differs.mean()), case.limits.sets_differ
     if not share <= most_share:
         layer = int(differs.sum(axis=0).argmax())
         findings.append(
@@ -119,7 +119,7 @@ def _sets(case: Case) -> Judgement:
 def _weights(case: Case) -> Judgement:
     if (error := case.comparison.weight_error) is None:
         return _not_shown(case, "expert weights")
-    limits = case.calibration.limits
+    limits = case.limits
     layers = error.shape[1]
     quantiles = weight_quantiles(error)
     findings: list[Finding] = []
@@ -155,7 +155,7 @@ def _weights(case: Case) -> Judgement:
 def _router_logits(case: Case) -> Judgement:
     if (error := case.comparison.router_logit_error) is None:
         return _not_shown(case, "router logits")
-    extent, limits = router_logit_extent(error), case.calibration.limits.router_logit
+    extent, limits = router_logit_extent(error), case.limits.router_logit
     at, layer = np.unravel_index(int(error.argmax()), error.shape)
     where = f"{probe_place(case, int(at))}, layer {layer}"
     findings = [

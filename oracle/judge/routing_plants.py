@@ -51,7 +51,7 @@ def _weight_plants(alone: Case, run: PromptRun) -> dict[str, Case]:
     """Off the probes, where only the golden's weights can tell."""
     assert run.expert_weights is not None
     probed, weights = list(_probes(alone)), run.expert_weights
-    step = 1.5 * np.array(alone.calibration.limits.weight_median, dtype=np.float32)[:, None]
+    step = 1.5 * np.array(alone.limits.weight_median, dtype=np.float32)[:, None]
     little, hidden = np.where(weights > 0.5, weights - step, weights + step), weights.copy()
     hidden[::6] = 1 - weights[::6]  # more than one in ten, and not every second
     for spoiled in (little, hidden):
@@ -76,7 +76,7 @@ def _logit_plants(alone: Case, run: PromptRun) -> dict[str, Case]:
     left_out = np.ones(logits.shape, dtype=np.bool_)
     np.put_along_axis(left_out, ids[probed].astype(np.int64), False, axis=2)
     size = np.abs(logits).max(axis=2, keepdims=True) * left_out
-    median, largest = alone.calibration.limits.router_logit
+    median, largest = alone.limits.router_logit
     one_row = logits.copy()
     one_row[0, 0] -= np.float32(2 * largest) * size[0, 0]
     planted = {

@@ -306,7 +306,7 @@ def test_both_modes_are_in_the_report_s_json_and_in_the_terminal(few: Case) -> N
     assert entry["isolated"]["sentence"] == found.isolated.sentence
     assert [row["off"] for row in entry["isolated"]["layers"]] == [False, True, False, False, False]
     assert entry["isolated"]["layers"][1]["non_finite"] == 1
-    assert entry["accumulated"]["layers"][1]["median_limit"] == limits.sketch_median[1]
+    assert entry["accumulated"]["layers"][1]["median_limit"] == few.limits.sketch_median[1]
     out = StringIO()
     print_report(Console(file=out, width=120), report)
     assert f"accumulated: {found.accumulated.sentence}" in out.getvalue().splitlines()
