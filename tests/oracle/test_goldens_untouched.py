@@ -42,7 +42,7 @@ def test_no_session_writes_a_golden(
     for name in ("UPDATE_GOLDEN", "UPDATE_GOLDENS", "UPDATE_SNAPSHOTS", "KOLIBRI_UPDATE_GOLDEN"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(session, "run_jobs", lambda jobs, *_, **__: [run_job(job) for job in jobs])
-    pytester.makepyfile(test_gates=TWO_GATES)
+    pytester.makepyfile(test_two_inner_gates=TWO_GATES)  # a name that no module of this suite has
     before = content(checkpoint)
     options = ("-p", "no:hypothesispytest", "--kolibri-subject", "perfect", f"--kolibri-checkpoint={checkpoint}")
     pytester.runpytest_inprocess(*options).assert_outcomes(passed=1, failed=1)
