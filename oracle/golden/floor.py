@@ -52,7 +52,8 @@ def calibrate(numeric_class: NumericClass, measured: Mapping[str, Mapping[str, C
         raise GoldenError(f"class {numeric_class} has {len(measured)} floor arms; leave-one-out needs at least 3")
     arms = {name: concatenate(parts.values()) for name, parts in measured.items()}
     by_prompt = {arm: {p: statistics(part, upper=True) for p, part in parts.items()} for arm, parts in measured.items()}
-    held_out = [_hold_out(name, arms, by_prompt) for name in arms]
+    whole = {name: statistics(arm) for name, arm in arms.items()}
+    held_out = [_hold_out(name, arms, whole, by_prompt) for name in arms]
     if failed := [entry for entry in held_out if not entry.passed]:
         worst = failed[0]
         raise GoldenError(
@@ -71,7 +72,7 @@ def calibrate(numeric_class: NumericClass, measured: Mapping[str, Mapping[str, C
         positions=len(everything[0].margin),
         bins=bins,
         bands=_bands(everything, bins),
-        limits=Limits(floor=Statistics.largest(statistics(arm) for arm in everything), multiple=LIMIT_MULTIPLE),
+        limits=Limits(floor=Statistics.largest(whole.values()), multiple=LIMIT_MULTIPLE),
         prompt_floors=_prompt_floors(by_prompt),
         held_out=tuple(held_out),
     )
@@ -144,18 +145,24 @@ def _bands(arms: Sequence[Comparison], bins: MarginBins) -> Bands:
     )
 
 
-def _hold_out(name: str, arms: Mapping[str, Comparison], by_prompt: Mapping[str, Mapping[str, Statistics]]) -> HeldOut:
+def _hold_out(
+    name: str,
+    arms: Mapping[str, Comparison],
+    whole: Mapping[str, Statistics],
+    by_prompt: Mapping[str, Mapping[str, Statistics]],
+) -> HeldOut:
     arm, others = arms[name], [other for key, other in arms.items() if key != name]
     bins = _bins(others)
     bands = _bands(others, bins)
-    limits = Limits(floor=Statistics.largest(statistics(other) for other in others), multiple=LIMIT_MULTIPLE)
+    largest = Statistics.largest(own for key, own in whole.items() if key != name)
+    limits = Limits(floor=largest, multiple=LIMIT_MULTIPLE)
     classes = [classify_at(arm, int(p), bands, LOGIT_DTYPE) for p in np.flatnonzero(arm.flip)]
     in_bin = margin_bin(arm.margin)
     near_budget = budget(flip_probability(bins.near, bins.positions)[in_bin])
     router_budget = budget(flip_probability(bins.router, bins.positions)[in_bin])
     near, router, hard = (classes.count(kind) for kind in ("near-tie", "router-near-tie", "hard"))
     sets_outside = int((arm.set_gap > max(bands.router_gap, ROUTER_RESOLUTION)).sum())
-    ratio = worst_ratio(statistics(arm), limits)
+    ratio = worst_ratio(whole[name], limits)
     floors = _prompt_floors({key: parts for key, parts in by_prompt.items() if key != name})
     ratios = {p: worst_ratio(own, Limits(floor=floors[p], multiple=PART_MULTIPLE)) for p, own in by_prompt[name].items()}
     worst = max(ratios, key=lambda prompt: ratios[prompt])
