@@ -13,6 +13,7 @@ _LEFT_OUT = (
     "which no control plants; `test_partial_runs.py` asks for both"
 )
 _RAISES = "without it a run that lacks the evidence ends in an error and not in a verdict"
+_NO_BOTH = "a prompt that was left out has no run: a file that says both is refused"
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -28,8 +29,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "judge: expected.ndim > 1": _PRINTED,
         "judge: run is None -> False": _RAISES,
         "judge: prompt.name in case.run.left_out": _LEFT_OUT,
-        "judge: run is None -> True": "a prompt that was left out has no run: a file that says both is refused",
-        "judge: run is None -> negated": "the same",
+        "judge: run is None -> True": _NO_BOTH,
+        "judge: run is None -> negated": _NO_BOTH,
         "judge: run is None and prompt.name in case.run.left_out -> False": _LEFT_OUT,
         "_mixed_evidence: name in held -> True": _STRICTER,
     },

@@ -164,6 +164,5 @@ def test_no_condition_of_the_ledger_can_be_silenced_unseen(whole: Case, monkeypa
     expect(survivors(whole, "slots", ledger, ("judge_ledger",), swap), name)
 
 
-@pytest.mark.slow
 def test_every_listed_reason_is_a_sentence() -> None:
     assert all(len(reason.split()) > 3 for reasons in EQUIVALENT.values() for reason in reasons.values())
