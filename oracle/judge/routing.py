@@ -18,6 +18,7 @@ The order of ids is not compared: weights are matched by id, and an engine may c
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from oracle.golden.calibration import LIMIT_MULTIPLE, PART_MULTIPLE, ROUTER_RESOLUTION, ROUTING_RESOLUTION, UNSEEN
 from oracle.golden.routing_statistics import router_logit_extent, weight_quantiles
@@ -82,7 +83,7 @@ def _sets(case: Case) -> Judgement:
     positions, layers = differs.shape
     allowed = max(case.calibration.bands.router_gap, ROUTER_RESOLUTION)
     apart = first < layers
-    wrong = apart if forced else apart & ~(comparison.set_gap <= allowed)
+    wrong = apart & _unexcused(case, allowed)
     findings: list[Finding] = []
     if wrong.any():
         at = int(np.where(wrong, comparison.set_gap, -1.0).argmax())
@@ -116,6 +117,11 @@ def _sets(case: Case) -> Judgement:
     return Judgement(differs.size, tuple(findings), measured)
 
 
+def _unexcused(case: Case, allowed: float) -> npt.NDArray[np.bool_]:
+    """bool [T], no near tie explains a set that differs; nothing does where routing was forced."""
+    return case.run.forced | ~(case.comparison.set_gap <= allowed)
+
+
 def _weights(case: Case) -> Judgement:
     if (error := case.comparison.weight_error) is None:
         return _not_shown(case, "expert weights")
@@ -138,7 +144,7 @@ def _weights(case: Case) -> Judgement:
                     layers,
                 )
             )
-    exact = CONSISTENCY if case.run.forced else FP32_TOLERANCE if case.calibration.numeric_class == "fp32" else np.inf
+    exact = _exact_weights(case)
     if (wrong := error > exact).any():
         at, layer = np.unravel_index(int(error.argmax()), error.shape)
         headline = "expert weights are not those forced" if case.run.forced else "expert weights differ where sets agree"
@@ -152,6 +158,13 @@ def _weights(case: Case) -> Judgement:
     return Judgement(int((error >= 0).sum()), tuple(findings), measured)
 
 
+def _exact_weights(case: Case) -> float:
+    """What one weight at one position may be off."""
+    if case.run.forced:
+        return CONSISTENCY
+    return FP32_TOLERANCE if case.calibration.numeric_class == "fp32" else np.inf
+
+
 def _router_logits(case: Case) -> Judgement:
     if (error := case.comparison.router_logit_error) is None:
         return _not_shown(case, "router logits")
@@ -163,8 +176,6 @@ def _router_logits(case: Case) -> Judgement:
         for name, value, allowed in zip(("median", "largest"), extent, limits, strict=True)
         if not value <= allowed
     ]
-    if not (error >= 0).any():
-        findings.append(Finding("no probe's router logits could be compared", verdict="incomplete"))
     measured = {
         "router logit error median": extent[0],
         "median allowed": limits[0],

@@ -13,7 +13,8 @@ import numpy as np
 
 from oracle.golden.calibration import ROUTER_RESOLUTION
 from oracle.judge.gate import Case
-from oracle.judge.shown_router import selection_bias
+from oracle.judge.logits import FP32_TOLERANCE
+from oracle.judge.shown_router import CONSISTENCY, selection_bias
 from oracle.subjects.run import PromptRun
 
 
@@ -37,6 +38,7 @@ def routing_plants(case: Case) -> dict[str, Case]:
     planted = {
         "an expert at a wide gap": _run(wide, expert_ids=_set(shown, place, swapped[place])),
         "too many near ties": _run(tied, expert_ids=off_probes),
+        "an expert that was not forced": _forced(_run(tied, expert_ids=_set(shown, place, swapped[place]))),
     }
     if run.expert_weights is not None:
         planted |= _weight_plants(alone, run)
@@ -60,8 +62,12 @@ def _weight_plants(alone: Case, run: PromptRun) -> dict[str, Case]:
         "weights a little off everywhere": _run(alone, expert_weights=little),
         "weights wrong at every sixth position": _run(alone, expert_weights=hidden),
     }
+    free = next(p for p in range(len(weights)) if p not in probed)
+    hair = np.float32(np.sqrt(CONSISTENCY * FP32_TOLERANCE))  # allowed in every class unless it was forced
+    planted["a weight that was not forced"] = _forced(
+        _run(alone, expert_weights=_set(weights, (free, 0, 0), weights[free, 0, 0] + hair))
+    )
     if alone.calibration.numeric_class == "fp32":
-        free = next(p for p in range(len(weights)) if p not in probed)
         planted["one weight at one position"] = _run(alone, expert_weights=_set(weights, (free, 0, 0), 0.5))
     return planted
 
@@ -131,6 +137,11 @@ def _probes(alone: Case) -> tuple[int, ...]:
 
 def _run(alone: Case, **changes: Any) -> Case:
     return alone.with_prompt(alone.golden.prompts[0].name, **changes)
+
+
+def _forced(alone: Case) -> Case:
+    """The same, as a run would say it whose experts and weights were given to it."""
+    return alone.with_run(forced=True)
 
 
 def _golden(alone: Case, **changes: Any) -> Case:

@@ -14,6 +14,15 @@ _LEFT_OUT = (
 )
 _RAISES = "without it a run that lacks the evidence ends in an error and not in a verdict"
 _NO_BOTH = "a prompt that was left out has no run: a file that says both is refused"
+_COUNTED = "decides only how many are said to be compared"
+_HALF = (
+    "the perfect subject shows both halves of the evidence, so no control lacks one; `test_routing_gate.py` asks for what a "
+    "subject owes that declares the gate"
+)
+_NO_WEIGHT = (
+    "sets that differ at every position of a layer are too many on fewer than 20 layers, so no control on few layers can meet "
+    "it alone; `test_routing_gate.py` asks for it"
+)
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -51,6 +60,35 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "residual": {
         "judge: (distance := comparison.sketch_distance) is None -> False": _RAISES,
+    },
+    "routing": {
+        "judge: not self.holds(case.run) -> False": _RAISES,
+        "_finite: counts -> True": _RAISES,
+        "_finite: run.non_finite_routing is not None -> True": _RAISES,
+        "_sets: first < layers -> True": "a position whose sets agree has a gap of 0, which is within any band",
+        "_sets: forced": _PRINTED,
+        "_unexcused: case.comparison.set_gap <= allowed -> False": _STRICTER,
+        "_weights: (error := case.comparison.weight_error) is None -> False": _RAISES,
+        "_weights: (none := (~(error >= 0).any(axis=0))).any() -> False": _NO_WEIGHT,
+        "_weights: error >= 0": _COUNTED,
+        "_weights: case.run.forced": _PRINTED,
+        "_exact_weights: case.run.forced -> True": _STRICTER,
+        "_exact_weights: case.calibration.numeric_class == 'fp32' -> True": _STRICTER,
+        "_router_logits: (error := case.comparison.router_logit_error) is None -> False": _RAISES,
+        "_router_logits: error >= 0": _COUNTED,
+        "_not_shown: ": _HALF,
+    },
+    "shown_router": {
+        "judge_shown_router: shown is None -> False": _RAISES,
+        "judge_shown_router: not case.run.forced -> True": _STRICTER,
+        "_shown: not places -> False": _RAISES,
+        "_shown: run.router_logits is None or run.expert_ids is None -> False": _RAISES,
+        "_shown: run.router_logits is None -> False": _RAISES,
+        "_shown: run.expert_ids is None -> False": _RAISES,
+        "_shown: run.expert_weights is None -> False": _RAISES,
+        "_shown: row[2] is not None -> True": _RAISES,
+        "_shown: len(shown_weights) == len(rows) -> True": _RAISES,
+        "_consistency: shown.weights is not None -> True": _RAISES,
     },
     "staging": {
         "judge: compared <= 0 -> False": "a judgement that compared nothing is incomplete without any finding",

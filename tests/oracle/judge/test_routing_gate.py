@@ -91,6 +91,8 @@ def test_each_planted_fault_is_found_by_its_own_comparison(case: Case, numeric_c
         "router logits on the bf16 grid": ON_GRID,
         "ids that their logits do not give": NOT_TOP_K,
         "one NaN": "NaN or infinite weights or router logits",
+        "an expert that was not forced": "expert sets differ although routing was forced",
+        "a weight that was not forced": "expert weights are not those forced",
     }
     if numeric_class == "fp32":
         expected["one weight at one position"] = "expert weights differ where sets agree"

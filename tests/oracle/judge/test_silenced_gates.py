@@ -2,7 +2,7 @@
 
 Whole sessions judge the perfect run, with all that a gate can ask for, so that nothing but a control can notice. What only
 decides a message, or makes a gate stricter, is listed with its reason: a mutant that survives without one is a comparison
-that no control looks at, and needs a plant in its gate. Gate `routing` is not swept yet, condition by condition.
+that no control looks at, and needs a plant in its gate.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from silencing import Silenced, silenced
 import oracle.judge.controls as controls
 import oracle.judge.gate as gate_module
 import oracle.judge.ledger as ledger
+import oracle.judge.routing as routing
+import oracle.judge.shown_router as shown_router
 import oracle.judge.verdict as verdict
 from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
@@ -145,13 +147,23 @@ def expect(found: set[str], name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "routing"])
+@pytest.mark.parametrize("name", BY_NAME)
 def test_no_condition_of_a_gate_can_be_silenced_unseen(whole: Case, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "golden" and find_spec("transformers") is None:
         pytest.skip("texts and chats are compared only where transformers is")
     module = inspect.getmodule(type(BY_NAME[name]))
     assert module is not None
     expect(survivors(whole, name, module, ("judge",), swap_gate(monkeypatch, name)), name)
+
+
+@pytest.mark.slow
+def test_no_condition_of_what_a_router_says_of_itself_can_be_silenced_unseen(
+    mini_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swap(mutant: Silenced) -> None:
+        monkeypatch.setattr(routing, "judge_shown_router", mutant.names["judge_shown_router"])
+
+    expect(survivors(mini_case, "routing", shown_router, ("judge_shown_router",), swap), "shown_router")
 
 
 @pytest.mark.slow
