@@ -32,6 +32,7 @@ from oracle.judge.gates import select
 from oracle.judge.jobs import STEP_TIMEOUT
 from oracle.judge.session import SessionOptions, finish_session, judge_recorded, localised, record_session
 from oracle.judge.verdict import Report
+from oracle.planning import PlanRequest, plan_all, plans_json
 from oracle.report.plain import escaped
 from oracle.report.terminal import print_report
 from oracle.serialization import canonical_json, check_new_folder, check_outside, check_writable, write_file
@@ -315,21 +316,36 @@ def golden_accept(
         write_file(json_file, canonical_json(document))
 
 
-@app.command(epilog="Example: kolibri-oracle doctor --checkpoint kolibri1-fp8")
+@app.command(epilog="Example: kolibri-oracle doctor --plan --checkpoint kolibri1-fp8")
 @_interruptible
-def doctor(checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
+def doctor(
+    checkpoint: CheckpointOption = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Also print what subjects would put where on a card and a mesh, to the byte.")
+    ] = False,
+    sequences: Annotated[int, typer.Option(help="Sequences that --plan decodes at once.")] = PlanRequest.sequences,
+    context: Annotated[int, typer.Option(help="Positions of each sequence that --plan makes room for.")] = PlanRequest.context,
+    json_file: JsonOption = None,
+) -> None:
     """Check a checkpoint's headers against its inventory, name all that differs, and print the environment."""
     from oracle.environment import environment_record
     from oracle.kolibri1.audit import audit
+    from oracle.kolibri1.config import read_config
     from oracle.report.doctor import print_doctor, summarize
+    from oracle.report.plans import print_plans
 
     folder = checkpoint or mini_checkpoint()
     _check_json(json_file, folder)
+    request = PlanRequest(sequences, context)
+    if not plan and request != PlanRequest():
+        raise UsageError("--sequences and --context belong to --plan; add it")
+    plans = plan_all(read_config(folder), request) if plan else {}
     audited = audit(folder)
     summary = summarize(folder, audited, environment_record())
     print_doctor(_console(), summary)
+    print_plans(_console(), plans)
     if json_file is not None:
-        write_file(json_file, canonical_json(summary))
+        write_file(json_file, canonical_json(summary | ({"plan": plans_json(request, plans)} if plan else {})))
     raise typer.Exit(0 if audited.agrees else 1)
 
 

@@ -1,4 +1,4 @@
-"""What stays on the device for the whole run, and how much that is.
+"""Uploading what stays on the device for the whole run; `plans.staging_plan` says what and how much that is.
 
 Every resident tensor of the checkpoint is staged: fp8 weights and their grids verbatim, bf16 tensors in the computing dtype,
 router biases in fp32. Beside each fp8 weight stands a copy in the computing dtype, dequantized on the host, since fp8 has no
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ml_dtypes import bfloat16
 
 from oracle.kolibri1.config import Kolibri1Config
-from oracle.kolibri1.inventory import SCALE_SUFFIX, TensorSpec, inventory
+from oracle.kolibri1.inventory import SCALE_SUFFIX, inventory
 from tt_impl.dequant import dequantize
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
@@ -28,44 +28,6 @@ class WeightSource(Protocol):
     """Raw bytes of named tensors: the checkpoint."""
 
     def raw(self, name: str) -> Bytes: ...
-
-
-@dataclass(frozen=True)
-class StagingPlan:
-    """Resident operands and bytes, by the checkpoint's shapes, without tile padding, slots, memos, or KV cache.
-
-    Attributes:
-        fp8_operands, grid_operands, plain_operands, bias_operands: how many tensors of each kind.
-        resident_bytes: of all of them.
-        computing_bytes: of the dequantized copies beside the fp8 operands.
-    """
-
-    fp8_operands: int
-    grid_operands: int
-    plain_operands: int
-    bias_operands: int
-    resident_bytes: int
-    computing_bytes: int
-
-
-def plan_staging(config: Kolibri1Config, activation: DType) -> StagingPlan:
-    """Count what `stage` will upload."""
-    kinds: dict[str, list[int]] = {"fp8": [], "grid": [], "plain": [], "bias": []}
-    for spec in inventory(config):
-        if ".mlp.experts." not in spec.name:
-            kinds[_kind(spec)].append(int(np.prod(spec.shape)))
-    fp8, grids, plain, biases = (sum(kinds[kind]) for kind in ("fp8", "grid", "plain", "bias"))
-    return StagingPlan(
-        *(len(sizes) for sizes in kinds.values()),
-        resident_bytes=fp8 + 4 * grids + activation.item_bytes * plain + 4 * biases,
-        computing_bytes=activation.item_bytes * fp8,
-    )
-
-
-def _kind(spec: TensorSpec) -> str:
-    if spec.name.endswith(".expert_bias"):
-        return "bias"
-    return {"F8_E4M3": "fp8", "F32": "grid", "BF16": "plain"}[spec.dtype]
 
 
 @dataclass(frozen=True)

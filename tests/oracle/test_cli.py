@@ -221,6 +221,33 @@ def test_the_doctor_names_every_fault_and_writes_what_it_prints(call: Call, fold
     assert summary["environment"]["numpy"] in out
 
 
+def test_the_doctor_prints_the_plans_of_installed_subjects(call: Call, folder: Path) -> None:
+    code, out, err = call("doctor", "--plan", "--sequences", "2", "--context", "64", "--json", folder / "doctor.json")
+    assert (code, err) == (0, "")
+    assert "KV cache, 2 x 64 positions in blocks of 32" in out
+    plan = judged(folder / "doctor.json")["plan"]
+    assert plan["request"] == {"sequences": 2, "context": 64}
+    rows = {row["name"]: row["value"] for section in plan["tt"]["sections"] for row in section["rows"]}
+    assert rows["all of them as fp8 with grids"] == 5 * 16 * 196_656
+    assert "tt: resident" in out
+    assert "tt: resident" not in call("doctor")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--context", "64"), "--sequences and --context belong to --plan"),
+        (("--plan", "--context", "5000"), "a context of 5000 positions; the decoder takes 1 to 4096"),
+        (("--plan", "--sequences", "0"), "a plan for 0 sequences"),
+        (("--plan", "--sequences", "99999"), "one step of 99999 sequences beside residents and KV cache: needs "),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
+    code, out, err = call("doctor", *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

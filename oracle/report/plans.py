@@ -1,0 +1,28 @@
+"""Plans as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oracle.planning import Plan
+
+
+def print_plans(console: Console, plans: Mapping[str, Plan]) -> None:
+    """Print every section, then what was refused."""
+    for name, plan in plans.items():
+        for section in plan.sections:
+            table = Table(f"{name}: {section.title}", "", box=box.SIMPLE_HEAD)
+            for row, value, unit in section.rows:
+                table.add_row(Text(row), Text(f"{_shown(value)} {unit}".strip(), justify="right"))
+            console.print(table)
+        for line in plan.refused:
+            console.print(Text(f"refused: {line}", style="yellow"), soft_wrap=True)
+
+
+def _shown(value: int | float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
