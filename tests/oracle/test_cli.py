@@ -17,6 +17,7 @@ from typing import Any, get_args
 import pytest
 
 from oracle import cli
+from oracle.commands.golden import golden_app
 from oracle.golden.recipe import ReasoningEffort
 from oracle.judge.gates import GATE_NAMES
 from oracle.kolibri1.synthetic import write_synthetic
@@ -171,7 +172,7 @@ def test_the_help_of_making_names_every_kind_of_prompt(call: Call) -> None:
 
 
 def test_every_command_is_among_those_whose_help_is_checked(call: Call) -> None:
-    commands = {"gate"} | {f"golden {c.name or c.callback.__name__}" for c in cli.golden_app.registered_commands if c.callback}
+    commands = {"gate"} | {f"golden {c.name or c.callback.__name__}" for c in golden_app.registered_commands if c.callback}
     assert commands == {"gate", "golden make", "golden verify", "golden show", "golden diff", "golden accept"}
     assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate", "doctor"}
 

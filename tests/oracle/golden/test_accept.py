@@ -362,8 +362,8 @@ def test_nothing_but_making_and_accepting_writes_a_golden() -> None:
     def users(*words: str) -> set[str]:
         return {name for name, text in sources.items() if any(word in text for word in words)}
 
-    assert users("write_golden") == {"oracle/golden/format.py", "oracle/cli.py"}
-    assert sources["oracle/cli.py"].count("write_golden(") == 1
+    assert users("write_golden") == {"oracle/golden/format.py", "oracle/commands/golden.py"}
+    assert sources["oracle/commands/golden.py"].count("write_golden(") == 1
     assert users("replacement(", "replace_folder(", "import exchange") == {"oracle/exchange.py", "oracle/golden/accept.py"}
     assert users("JSON_FILE", "ARRAYS_FILE") == {"oracle/golden/format.py", "oracle/golden/accept.py"}
     assert users('"golden.json"', '"golden.safetensors"') == {"oracle/golden/format.py"}

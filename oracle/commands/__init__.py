@@ -1,0 +1,1 @@
+"""The commands of `kolibri-oracle`, one file each; `oracle.cli` puts them together."""
