@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
 from tt_impl.device.sim.memory import SimTensor
 
@@ -15,5 +15,5 @@ def put(device: SimDevice, array: np.ndarray, dtype: DType, layout: Layout = Lay
     return tensor
 
 
-def get(device: SimDevice, tensor: SimTensor) -> np.ndarray:
+def get(device: SimDevice, tensor: Tensor) -> np.ndarray:
     return device.copy_device_to_host_tensor(tensor, blocking=True).array()
