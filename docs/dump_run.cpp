@@ -321,13 +321,14 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"name", name}, {"numeric_class", "bf16"}, {"arm", "default"}, {"required_gates", gates}, {"device", device},
         {"libraries", std::vector<Json>{}}};  // name yours with their build times: a stale one is red
     std::map<string, Json> document{
-        {"schema", "kolibri-run/2"},
+        {"schema", "kolibri-run/3"},
         {"identity", identity},
         {"golden_digest", golden.digest},
         {"prompts", prompts},
         {"faults", faults},
         {"slots", Json()},
         {"residents", Json()},
+        {"ops", Json()},
         {"stats", std::map<string, Json>{{"steps", int64_t(golden.arrays.at("top_ids").shape[0] * 2)}}},
         {"environment", std::map<string, Json>{{"compiler", __VERSION__}}},
         {"forced", false},

@@ -6,22 +6,26 @@ from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Device, Tensor
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.lifetimes import Scratch
-from tt_impl.staging import LayerWeights, Residents
+from tt_impl.rope import RopeTables
+from tt_impl.staging import LayerWeights
 
 
 class Attention:
     """One layer's attention: q/k norm per head before RoPE; RoPE and the window on sliding layers only (facts section 5)."""
 
-    def __init__(self, device: Device, config: Kolibri1Config, layer: int, weights: LayerWeights, residents: Residents) -> None:
+    def __init__(self, device: Device, config: Kolibri1Config, layer: int, weights: LayerWeights) -> None:
         self._device = device
         self._config = config
         self._layer = layer
         self._weights = weights
-        self._residents = residents
         self._sliding = config.is_sliding(layer)
 
-    def forward(self, scratch: Scratch, x: Tensor, cache: PagedKvCache) -> Tensor:
-        """x [1, hidden], normalized -> [1, hidden]; writes this position's key and value first, so the query sees itself."""
+    def forward(self, scratch: Scratch, x: Tensor, cache: PagedKvCache, rope: RopeTables) -> Tensor:
+        """x [1, hidden], normalized -> [1, hidden]; writes this position's key and value first, so the query sees itself.
+
+        Args:
+            rope: this position's rows.
+        """
         device, config, weights = self._device, self._config, self._weights
         layer_cache = cache.layers[self._layer]
         qkv = scratch.own(device.linear(x, weights.qkv))
@@ -32,9 +36,7 @@ class Attention:
         q = scratch.own(device.rms_norm(q, weights.q_norm, epsilon=config.rms_norm_eps))
         k = scratch.own(device.rms_norm(k, weights.k_norm, epsilon=config.rms_norm_eps))
         if self._sliding:
-            cos, sin = self._residents.cos, self._residents.sin
-            q = scratch.own(device.rotary_embedding(q, cos, sin, token_index=cache.position))
-            k = scratch.own(device.rotary_embedding(k, cos, sin, token_index=cache.position))
+            q, k = (scratch.own(device.rotary_embedding_hf(heads, *rope)) for heads in (q, k))
         for paged, new in ((layer_cache.keys, k), (layer_cache.values, v)):
             device.paged_update_cache(paged, new, update_idxs_tensor=cache.position_tensor, page_table=cache.page_table)
         attended = scratch.own(

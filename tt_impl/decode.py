@@ -93,10 +93,11 @@ class Decoder:
         device = self._device
         with Scratch(device) as scratch:
             hidden, embedding = self._embed(scratch, token)
+            rope = self._residents.rope.rows(device, scratch, self._cache.rope_positions)
             residuals: list[ReadHandle] = []
             routings: list[Routing] = []
             for layer in self._layers:
-                after, routing = layer.forward(hidden, self._cache)
+                after, routing = layer.forward(hidden, self._cache, rope)
                 hidden = scratch.own(after)
                 residuals.append(device.copy_device_to_host_tensor(hidden, blocking=False))
                 routings.append(routing)
@@ -116,7 +117,8 @@ class Decoder:
     def layer(self, layer: int, inputs: Float32) -> Float32:
         """Layer `layer` alone over `inputs` [T, hidden]; see `run_layer`. Begins and leaves a new sequence."""
         self.start()
-        outputs = run_layer(self._device, self._layers[layer], self._cache, inputs, self._settings.activation)
+        rope, activation = self._residents.rope, self._settings.activation
+        outputs = run_layer(self._device, self._layers[layer], self._cache, rope, inputs, activation)
         self.start()
         return outputs
 

@@ -10,13 +10,17 @@ from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
 from tt_impl.memo import upload
+from tt_impl.rope import RopeTables
 
 
-def run_layer(device: Device, layer: DecoderLayer, cache: PagedKvCache, inputs: Float32, activation: DType) -> Float32:
+def run_layer(
+    device: Device, layer: DecoderLayer, cache: PagedKvCache, rope: RopeTables, inputs: Float32, activation: DType
+) -> Float32:
     """The residual stream [T, hidden] after `layer`, position by position, from the one before it.
 
     Args:
         cache: empty; holds the layer's keys and values of the T positions afterwards.
+        rope: the tables of all positions.
         inputs: [T, hidden], rounded to `activation` once, as a layer's input on the device is.
     """
     outputs = []
@@ -24,7 +28,7 @@ def run_layer(device: Device, layer: DecoderLayer, cache: PagedKvCache, inputs: 
         cache.advance()
         with Scratch(device) as scratch:
             hidden = scratch.own(upload(device, "layer_input", row[None].astype(activation.host), activation, Layout.TILE))
-            after, _ = layer.forward(hidden, cache)
+            after, _ = layer.forward(hidden, cache, rope.rows(device, scratch, cache.rope_positions))
             read = device.copy_device_to_host_tensor(scratch.own(after), blocking=True)
             outputs.append(read.array()[0].astype(np.float32))
     return np.stack(outputs)

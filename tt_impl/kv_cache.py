@@ -32,6 +32,7 @@ class PagedKvCache:
         position: of the token being computed; counted here.
         page_table: INT32 ROW_MAJOR [1, blocks].
         position_tensor: INT32 ROW_MAJOR [1, 1], holding `position`.
+        rope_positions: UINT32 ROW_MAJOR [1, 1], the same, as look-ups take it.
     """
 
     def __init__(self, device: Device, config: Kolibri1Config, settings: DecoderSettings) -> None:
@@ -43,6 +44,7 @@ class PagedKvCache:
         self.position = -1
         self.page_table = upload(device, "page_table", order[None], DType.INT32, Layout.ROW_MAJOR)
         self.position_tensor = device.allocate_tensor_on_device((1, 1), DType.INT32, Layout.ROW_MAJOR, "position")
+        self.rope_positions = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "rope_positions")
         self.layers = [
             LayerCache(
                 device.allocate_tensor_on_device(shape, settings.activation, Layout.TILE, f"layer{layer}.k_cache"),
@@ -63,7 +65,9 @@ class PagedKvCache:
                 "use a shorter prompt or raise max_positions"
             )
         self.position += 1
-        self._device.copy_host_to_device_tensor(np.array([[self.position]], np.int32), self.position_tensor)
+        for positions in (self.position_tensor, self.rope_positions):
+            row = np.array([[self.position]], positions.dtype.host)
+            self._device.copy_host_to_device_tensor(row, positions)
         return self.position
 
     def close(self) -> None:
@@ -73,3 +77,4 @@ class PagedKvCache:
             self._device.deallocate(cache.values)
         self._device.deallocate(self.page_table)
         self._device.deallocate(self.position_tensor)
+        self._device.deallocate(self.rope_positions)

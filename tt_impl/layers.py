@@ -9,6 +9,7 @@ from tt_impl.expert_pool import ExpertPool
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.lifetimes import Scratch
 from tt_impl.moe import MixtureOfExperts
+from tt_impl.rope import RopeTables
 from tt_impl.router import Routing
 from tt_impl.staging import Residents
 from tt_impl.stats import StepStats
@@ -29,15 +30,19 @@ class DecoderLayer:
         self._device = device
         self._epsilon = config.rms_norm_eps
         self._weights = residents.layers[layer]
-        self._attention = Attention(device, config, layer, self._weights, residents)
+        self._attention = Attention(device, config, layer, self._weights)
         self._experts = MixtureOfExperts(device, config, layer, self._weights, pool, stats)
 
-    def forward(self, hidden: Tensor, cache: PagedKvCache) -> tuple[Tensor, Routing]:
-        """The residual stream [1, hidden] before the layer -> after its second addition; the caller frees both."""
+    def forward(self, hidden: Tensor, cache: PagedKvCache, rope: RopeTables) -> tuple[Tensor, Routing]:
+        """The residual stream [1, hidden] before the layer -> after its second addition; the caller frees both.
+
+        Args:
+            rope: the rows of the cache's position.
+        """
         weights = self._weights
         with Scratch(self._device) as scratch:
             x = self._norm(scratch, hidden, weights.input_layernorm)
-            attended = self._norm(scratch, self._attention.forward(scratch, x, cache), weights.post_attn_norm)
+            attended = self._norm(scratch, self._attention.forward(scratch, x, cache, rope), weights.post_attn_norm)
             middle = scratch.own(self._device.add(hidden, attended))
             x = self._norm(scratch, middle, weights.post_attention_layernorm)
             mixed, routing = self._experts.forward(scratch, x)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Bytes, DType, Layout
-from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice
+from tt_impl.device.sim import EXACT, QUIRK_PROFILES, BitFlip, FaultPlan, Quirks, SimDevice
 from tt_impl.device.sim.memory import SimTensor
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.staging import WeightSource
@@ -145,6 +145,11 @@ def corrupt_norm_late(parts: Parts) -> Parts:
     return replace(parts, open_device=lambda: _CorruptsLate(label, parts.planted_layer + 1))
 
 
+def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
+    """The card has a quirk."""
+    return lambda parts: replace(parts, open_device=lambda: SimDevice(quirks=quirks))
+
+
 PLANTS: Mapping[str, Plant] = {
     "slot-byte": Plant("device-fault:slot-verification", flip_slot_byte),
     "wrong-expert": Plant("gate:slots", stage_wrong_expert),
@@ -153,4 +158,5 @@ PLANTS: Mapping[str, Plant] = {
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
+    **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},
 }

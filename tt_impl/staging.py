@@ -20,7 +20,7 @@ from oracle.kolibri1.inventory import SCALE_SUFFIX, inventory
 from tt_impl.dequant import dequantize
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
-from tt_impl.rope import rope_tables
+from tt_impl.rope import RopeTables, rope_tables
 from tt_impl.settings import DecoderSettings
 
 
@@ -61,8 +61,7 @@ class Residents:
     embedding: Tensor
     final_norm: Tensor
     lm_head: Tensor
-    cos: Tensor
-    sin: Tensor
+    rope: RopeTables
     layers: tuple[LayerWeights, ...]
     staged: Mapping[str, Tensor]
 
@@ -95,8 +94,10 @@ class _Stager:
             embedding=self._upload(name, self._bfloat16(name), DType.BFLOAT16, Layout.ROW_MAJOR),
             final_norm=self._norm("model.norm.weight"),
             lm_head=self._matrix("lm_head.weight"),
-            cos=upload(self._device, "rope.cos", cos, dtype, Layout.TILE),
-            sin=upload(self._device, "rope.sin", sin, dtype, Layout.TILE),
+            rope=RopeTables(
+                upload(self._device, "rope.cos", cos, dtype, Layout.ROW_MAJOR),
+                upload(self._device, "rope.sin", sin, dtype, Layout.ROW_MAJOR),
+            ),
             layers=tuple(self._layer(f"model.layers.{layer}") for layer in range(config.num_hidden_layers)),
             staged=self._staged,
         )

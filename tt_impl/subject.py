@@ -17,11 +17,13 @@ from oracle.subjects.protocol import (
 )
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
+from tt_impl.device.sim import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.plants import PLANTS, Parts
+from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 
-REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ledger")
+REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ops", "ledger")
 
 _ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 
@@ -74,6 +76,22 @@ class TtFactory:
             CheckpointError: the checkpoint is bad.
             DeviceFault: `out-of-memory`.
         """
+        identity, device, parts = self._opened(request)
+        settings = default_settings(parts.config, _ACTIVATIONS[identity.arm])
+        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        return TtSubject(identity, decoder)
+
+    def open_ops(self, request: SubjectRequest) -> OpRunner:
+        """Open the device alone; nothing is staged.
+
+        Raises:
+            SubjectError, CheckpointError: as `open`.
+        """
+        identity, device, _ = self._opened(request)
+        return OpRunner(device, identity)
+
+    def _opened(self, request: SubjectRequest) -> tuple[SubjectIdentity, SimDevice, Parts]:
+        """Who is asked for, its device, and what it is to be assembled from."""
         arm = self._arm(request.arm)
         device_name = self._device(request.device)
         checkpoint = Checkpoint.open(request.checkpoint)
@@ -82,17 +100,16 @@ class TtFactory:
             if request.plant not in PLANTS:
                 raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
             parts = PLANTS[request.plant].apply(parts)
-        settings = default_settings(parts.config, _ACTIVATIONS[arm])
         device = parts.open_device()
-        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        total = device.get_memory_view().total_bytes
         identity = SubjectIdentity(
             name="tt",
             numeric_class=self.arms[arm],
             arm=arm,
             required_gates=REQUIRED_GATES,
-            device={"kind": device_name, "dram_bytes": str(device.get_memory_view().total_bytes), "schedule": "lazy"},
+            device={"kind": device_name, "dram_bytes": str(total), "schedule": "lazy", "quirks": device.quirks.names},
         )
-        return TtSubject(identity, decoder)
+        return identity, device, parts
 
     def _arm(self, name: str | None) -> str:
         if name is None:

@@ -15,6 +15,9 @@ import numpy as np
 from oracle.judge.alignment import AlignmentGate
 from oracle.judge.gate import Case, Gate, holds_evidence
 from oracle.judge.jobs import PromptOutcome
+from oracle.judge.ops import judge_ops
+from oracle.judge.ops import planned_evidence as planned_ops
+from oracle.judge.ops_cases import MINI, plans
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
 from oracle.judge.soundness import golden_findings
@@ -50,10 +53,12 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
     """
     if perfect.once("golden findings", golden_findings):
         return (ControlResult("perfect", "pass", "no sound golden"), ControlResult("planted", "fire", "not run"))
-    if gate.name != "golden" and perfect.judged(AlignmentGate()).verdict != "pass":
+    if gate.name not in ("golden", "ops") and perfect.judged(AlignmentGate()).verdict != "pass":
         # The harness fails the perfect subject: there is nothing to plant a fault in, and that is the finding.
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     few = perfect.narrowed(telling_prompts(perfect))
+    if gate.name == "ops":
+        perfect, few = (case.with_run(ops=planned_ops()) for case in (perfect, few))
     if gate.name == "slots":
         perfect, few = _with_honest_fill(perfect), _with_honest_fill(few)
     if gate.name == "staging":
@@ -91,12 +96,19 @@ def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[Cont
     for outcome, expected in outcomes:
         audited = {"gate:slots": outcome.slots, "gate:staging": outcome.residents}
         fired = [name for name, evidence in audited.items() if evidence is not None and evidence.violations]
+        fired += ["gate:ops"] if _ops_fire(outcome) else []
         if outcome.fault is not None:
             seen = f"device-fault:{outcome.fault.kind}"
         else:
             seen = expected if expected in fired else next(iter(fired), "not caught")
         results.append(ControlResult(f"device {outcome.job.request.plant}", expected, seen))
     return tuple(results)
+
+
+def _ops_fire(outcome: PromptOutcome) -> bool:
+    """Whether the ops of a device with a planted fault are red, each of them measured."""
+    planned = tuple((plan.name, plan.dtype) for plan in plans((MINI,)))
+    return outcome.ops is not None and judge_ops(outcome.ops, planned).verdict == "fail"
 
 
 def auditor_controls(checkpoint: Checkpoint) -> tuple[ControlResult, ...]:

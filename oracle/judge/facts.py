@@ -23,6 +23,7 @@ class SessionFacts:
         device: kind and identity of what the subject ran on.
         libraries: native libraries that the subject computes with.
         counters: the subject's own, summed over prompts.
+        no_prompt_asked: all prompts were left out on purpose: what was judged needs none.
     """
 
     prompts: tuple[int, int]
@@ -31,6 +32,7 @@ class SessionFacts:
     device: Mapping[str, str]
     libraries: tuple[LibraryRecord, ...]
     counters: Mapping[str, int]
+    no_prompt_asked: bool = False
 
     @classmethod
     def of(cls, golden: Golden, run: Run) -> SessionFacts:
@@ -43,6 +45,7 @@ class SessionFacts:
             device=run.identity.device,
             libraries=run.identity.libraries,
             counters=run.stats,
+            no_prompt_asked=bool(golden.prompts) and {prompt.name for prompt in golden.prompts} == set(run.left_out),
         )
 
     def findings(self) -> tuple[Finding, ...]:
@@ -57,7 +60,7 @@ class SessionFacts:
             for library in self.libraries
             if library.stale
         ]
-        if 0 in (self.prompts[0], self.positions[0]):
+        if 0 in (self.prompts[0], self.positions[0]) and not self.no_prompt_asked:
             found.append(Finding("no prompt was answered, so nothing was compared", verdict="incomplete"))
         return tuple(found)
 

@@ -18,11 +18,14 @@ from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.gates import GATE_NAMES
+from oracle.judge.ops_audit import audit_ops
+from oracle.judge.ops_cases import MINI, plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.harness import drive
+from oracle.subjects.ops import OpensOps, OpsEvidence
 from oracle.subjects.protocol import (
     ShowsResidents,
     StepEvidence,
@@ -44,18 +47,23 @@ took 3.4 s on silicon; this leaves room for staging the release's experts, and f
 
 @dataclass(frozen=True)
 class PromptJob:
-    """Drive `subject` over one prompt of the golden, or, where the request plants a fault, over its first steps only."""
+    """Drive `subject` over one prompt of the golden, or, where the request plants a fault, over its first steps only.
+
+    Attributes:
+        ops: run its device's ops, each alone, in place of the prompt; where a fault is planted, at the mini's widths only.
+    """
 
     subject: str
     request: SubjectRequest
     golden: Path
     prompt: str
     step_timeout: float = STEP_TIMEOUT
+    ops: bool = False
 
 
 @dataclass(frozen=True)
 class PromptOutcome:
-    """What came of a job. `run` is None where `fault` ended it, and where a fault was planted."""
+    """What came of a job. `run` is None where `fault` ended it, where a fault was planted, and where ops ran in its place."""
 
     job: PromptJob
     identity: SubjectIdentity
@@ -64,6 +72,7 @@ class PromptOutcome:
     slots: SlotEvidence | None
     stats: dict[str, int]
     residents: ResidentEvidence | None = None
+    ops: OpsEvidence | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -78,7 +87,10 @@ def run_job(job: PromptJob) -> PromptOutcome:
     factory = subject_factory(job.subject)
     session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
-        session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
+        if job.ops:
+            session.work_ops(factory)
+        else:
+            session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
     except DeviceFault as caught:
         session.fault = caught
     except KolibriError:
@@ -89,7 +101,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
     streams = slots != SlotEvidence() or "fills" in session.stats
     run = session.run if session.fault is None else None
     held = slots if streams else None
-    return PromptOutcome(job, session.identity, run, session.fault, held, session.stats, session.residents)
+    return PromptOutcome(job, session.identity, run, session.fault, held, session.stats, session.residents, session.ops)
 
 
 class _SubjectSession:
@@ -101,6 +113,7 @@ class _SubjectSession:
         self.fault: DeviceFault | None = None
         self.stats: dict[str, int] = {}
         self.residents: ResidentEvidence | None = None
+        self.ops: OpsEvidence | None = None
 
     def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
         subject = factory.open(self.job.request, auditor)
@@ -123,6 +136,15 @@ class _SubjectSession:
             self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
+
+    def work_ops(self, factory: SubjectFactory) -> None:
+        assert isinstance(factory, OpensOps), "asked for the ops of a subject that opens no device for them"
+        device = factory.open_ops(self.job.request)
+        assumed, self.identity = self.identity, device.identity
+        _check_identity(self.job, factory, assumed, self.identity)
+        self.ops = audit_ops(device, plans() if self.job.request.plant is None else plans((MINI,)), moving)
+        with contextlib.suppress(DeviceFault):
+            device.close()
 
 
 class _Paced:

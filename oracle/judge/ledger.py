@@ -22,8 +22,8 @@ DEFINITION: Mapping[str, object] = {
     "statistic": "all",
 }
 BLIND_TO = "a subject that lies about its own identity"
-_ON_A_DEVICE = {"slots", "staging"}
-"""Gates of subjects that hold tensors on a device, and so must say on which."""
+_ON_A_DEVICE = {"slots", "staging", "ops"}
+"""Gates of subjects that compute or hold tensors on a device, and so must say on which."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def ledger_controls(entries: Sequence[LedgerEntry], required: Sequence[str], fac
         for e in entries
     ]
     watched = [name for name in required if any(e.gate == name for e in good)]
-    sound = replace(facts, prompts=(1, 1), positions=(1, 1), faults={}, libraries=(), device={"kind": "stated"})
+    stated = {"kind": "stated"}
+    sound = replace(facts, prompts=(1, 1), positions=(1, 1), faults={}, libraries=(), device=stated, no_prompt_asked=False)
     dead = (*good[0].controls, ControlResult("c", "fire", "pass"))
     spoiled: dict[str, tuple[list[LedgerEntry], SessionFacts, str]] = {
         "gate left out": (good[1:], sound, "incomplete"),

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from oracle.environment import environment_record
 from oracle.errors import GoldenError, RunError
+from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.budget import Budget, run_within
 from oracle.judge.controls import device_controls
-from oracle.judge.gates import select
+from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.priority import most_telling_first
@@ -21,12 +22,15 @@ from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
+from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import check_request, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
 PERFECT = "perfect"
+_AUDITED = ("gate:slots", "gate:staging")
+"""Answers of planted faults that an auditor of a prompt's first steps gives."""
 Progress = Callable[[int, int], None]
 """Called as (jobs done, of)."""
 
@@ -174,7 +178,8 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     golden, stored = opened.golden, opened.stored
     own_jobs, plant_jobs = ([], []) if stored is not None else _subject_jobs(options, golden)
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
-    perfect_jobs = [] if opened.control is not None else _perfect_jobs(options, numeric_class, [p.name for p in golden.prompts])
+    asked = golden.prompts if stored is not None else _asked(options, golden) or golden.prompts[:1]
+    perfect_jobs = [] if opened.control is not None else _perfect_jobs(options, numeric_class, [p.name for p in asked])
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
     outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
@@ -190,14 +195,15 @@ def _record_within(budget: Budget, options: SessionOptions, opened: Opened, prog
     golden = opened.golden
     own, plants = _subject_jobs(options, golden)
     order = {prompt.name: place for place, prompt in enumerate(most_telling_first(golden.prompts))}
-    own.sort(key=lambda job: order[job.prompt])
-    planted, total = [job for job, _ in plants], 2 * len(own) + len(plants)
+    prompts = sorted((job for job in own if not job.ops), key=lambda job: order[job.prompt])
+    planted, total = [*(job for job in own if job.ops), *(job for job, _ in plants)], 2 * len(own) + len(plants)
     told = progress or (lambda done, of: None)
     with unfinished_session(budget.state, golden, own[0], resume=budget.resume) as kept:
-        outcomes = run_within(budget.minutes, kept, planted, own, options.workers, lambda done: told(done, total))
+        outcomes = run_within(budget.minutes, kept, planted, prompts, options.workers, lambda done: told(done, total))
     by_job = {outcome.job: outcome for outcome in outcomes}
     ran = [by_job[job] for job in own if job in by_job]
-    perfect_jobs = _perfect_jobs(options, _numeric_class(options), [outcome.job.prompt for outcome in ran])
+    answered = [outcome.job.prompt for outcome in ran if not outcome.job.ops] or [golden.prompts[0].name]
+    perfect_jobs = _perfect_jobs(options, _numeric_class(options), answered)
     perfect = run_jobs(perfect_jobs, options.workers, lambda done: told(len(outcomes) + done, len(outcomes) + len(ran)))
     return Recorded(
         golden,
@@ -226,19 +232,31 @@ def _numeric_class(options: SessionOptions) -> str:
 
 
 def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
-    """The subject's own prompts, longest first so that cores finish together, and its planted faults with their answers."""
+    """The subject's own work, its planted faults with their answers.
+
+    Its device's ops come first, where it opens it for them; then its prompts, longest first so that cores finish together.
+    """
     factory = subject_factory(options.subject)
     request = _request(options)
     by_length = sorted(golden.prompts, key=lambda p: (-len(p.fed), p.name))
+    asked = {prompt.name for prompt in _asked(options, golden)}
     own = [PromptJob(options.subject, request, options.golden, p.name, options.step_timeout) for p in by_length]
+    ops = [replace(own[0], ops=True)] if isinstance(factory, OpensOps) else []
+    own = [*ops, *(job for job in own if job.prompt in asked)]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
     first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
     planted = [
-        (replace(first, request=replace(request, plant=plant)), expected)
+        (replace(first, request=replace(request, plant=plant), ops=expected == "gate:ops"), expected)
         for plant, expected in sorted(factory.plants.items())
-        if expected in ("gate:slots", "gate:staging") or expected.startswith("device-fault:")
+        if expected == "gate:ops" or (asked and (expected in _AUDITED or expected.startswith("device-fault:")))
     ]
     return own, planted
+
+
+def _asked(options: SessionOptions, golden: Golden) -> Sequence[PromptEvidence]:
+    """The prompts to run: none where only gate `ops` is wanted, which needs no model, so that it can come first on a card."""
+    ops_alone = options.only is not None and set(select(options.only)) <= {"ops", LEDGER}
+    return () if ops_alone and isinstance(subject_factory(options.subject), OpensOps) else golden.prompts
 
 
 def _request(options: SessionOptions) -> SubjectRequest:
@@ -248,22 +266,30 @@ def _request(options: SessionOptions) -> SubjectRequest:
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     """Merge outcomes in the golden's order of prompts."""
-    by_name = {outcome.job.prompt: outcome for outcome in outcomes}
+    by_name = {outcome.job.prompt: outcome for outcome in outcomes if not outcome.job.ops}
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     return Run(
         # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
-        identity=next((o.identity for o in ordered if o.run is not None), ordered[0].identity),
+        identity=next((o.identity for o in ordered if o.run is not None), outcomes[0].identity),
         golden_digest=golden.digest,
         prompts={o.job.prompt: o.run for o in ordered if o.run is not None},
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
         slots=reduce(add, slots) if slots else None,
         residents=reduce(add, residents) if residents else None,
+        ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
+
+
+def _ops_of(outcome: PromptOutcome) -> OpsEvidence:
+    """What was measured of the ops; a device that did not open, or hung, is a fault of them all."""
+    if outcome.ops is not None and outcome.fault is None:
+        return outcome.ops
+    return OpsEvidence((OpStatistics("the device", "none", fault=str(outcome.fault)),))
 
 
 def _summed(stats) -> Mapping[str, int]:

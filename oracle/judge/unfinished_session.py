@@ -57,6 +57,8 @@ class UnfinishedSession:
             None if fault is None else DeviceFault(*fault.split(": ", 1)),
             run.slots,
             dict(run.stats),
+            run.residents,
+            run.ops,
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -68,6 +70,8 @@ class UnfinishedSession:
             prompts={} if outcome.run is None else {prompt: outcome.run},
             faults={} if outcome.fault is None else {prompt: str(outcome.fault)},
             slots=outcome.slots,
+            residents=outcome.residents,
+            ops=outcome.ops,
             stats=outcome.stats,
             environment={"job": name},
         )
@@ -119,7 +123,9 @@ def forget(folder: Path) -> None:
 def _name(job: PromptJob) -> str:
     """The folder of one job's outcome."""
     plant = job.request.plant
-    return f"prompt-{job.prompt}" if plant is None else f"plant-{quote(plant, safe='')}"
+    if plant is None:
+        return "ops" if job.ops else f"prompt-{job.prompt}"
+    return f"plant-{quote(plant, safe='')}"
 
 
 def _facts(golden: Golden, job: PromptJob) -> dict[str, str]:

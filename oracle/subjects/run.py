@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError
 from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
+from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
 
-RUN_SCHEMA = "kolibri-run/2"
+RUN_SCHEMA = "kolibri-run/3"
 CONTROL_FOLDER = "control"
 EMBEDDING_DIGEST_BYTES = 16
 _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
@@ -158,6 +159,7 @@ class Run:
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         residents: the same of resident operands; None for a subject that does not show them.
+        ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
@@ -170,6 +172,7 @@ class Run:
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
     residents: ResidentEvidence | None = None
+    ops: OpsEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     forced: bool = False
@@ -179,13 +182,14 @@ class Run:
 class RunDocument(Sealed):
     """The content of `run.json`."""
 
-    format: Literal["kolibri-run/2"] = Field(alias="schema")
+    format: Literal["kolibri-run/3"] = Field(alias="schema")
     identity: SubjectIdentity
     golden_digest: str
     prompts: tuple[str, ...]
     faults: Mapping[str, str]
     slots: SlotEvidence | None
     residents: ResidentEvidence | None
+    ops: OpsEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     forced: bool
@@ -235,6 +239,7 @@ def _write(run: Run, folder: Path) -> None:
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
             "residents": None if run.residents is None else asdict(run.residents),
+            "ops": None if run.ops is None else asdict(run.ops),
             "stats": run.stats,
             "environment": run.environment,
             "forced": run.forced,
@@ -275,6 +280,7 @@ def load_run(folder: Path) -> Run:
         faults=document.faults,
         slots=document.slots,
         residents=document.residents,
+        ops=document.ops,
         stats=document.stats,
         environment=document.environment,
         forced=document.forced,

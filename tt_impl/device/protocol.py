@@ -6,6 +6,8 @@ read returns a handle that knows whether it has settled.
 
 Layouts. ROW_MAJOR is the array's own bytes. TILE cuts the last two dimensions, padded with zeros, into 32x32 tiles, each
 stored as four 16x16 faces (top left, top right, bottom left, bottom right). FP8_E4M3 is ROW_MAJOR only and no op takes it.
+BFLOAT8_B is TILE only: each tile is 64 shared exponents, one for each face row of 16, and then 1,024 bytes of sign and
+7-bit mantissa.
 """
 
 from __future__ import annotations
@@ -31,15 +33,17 @@ class DType(Enum):
 
     Attributes:
         label: as ttnn spells it, in lower case.
-        host: the numpy dtype that has exactly its bits; fp8 travels as raw bytes.
-        item_bytes: of one element.
+        host: the numpy dtype that has exactly its bits; fp8 travels as raw bytes, bfloat8_b as float32 values.
+        item_bytes: of one element as the host holds it. Of a device tensor's bytes `sim.layout.packed_bytes` speaks.
     """
 
     BFLOAT16 = ("bfloat16", np.dtype(bfloat16))
     FLOAT32 = ("float32", np.dtype(np.float32))
     FP8_E4M3 = ("fp8_e4m3", np.dtype(np.uint8))
+    BFLOAT8_B = ("bfloat8_b", np.dtype(np.float32))
     UINT8 = ("uint8", np.dtype(np.uint8))
     INT32 = ("int32", np.dtype(np.int32))
+    UINT16 = ("uint16", np.dtype(np.uint16))
     UINT32 = ("uint32", np.dtype(np.uint32))
 
     def __init__(self, label: str, host: np.dtype[Any]) -> None:
@@ -112,18 +116,30 @@ class ReadHandle(Protocol):
 
 
 class Event(Protocol):
-    """A mark in the command queue."""
+    """A mark in a command queue."""
 
     @property
     def reached(self) -> bool: ...
 
 
-class Device(Protocol):
-    """One opened card with one in-order asynchronous command queue.
+class Trace(Protocol):
+    """A captured sequence of ops; valid until `release_trace`.
 
-    Every call but `synchronize_device`, `event_synchronize` and a blocking read only enqueues. All raise
-    `DeviceFault`: `use-after-free` for a deallocated operand, `out-of-memory` when an output does not fit,
-    `bad-operand` for a shape, dtype or layout the op does not take, `closed` after `close`.
+    Attributes:
+        identity: counts the traces of a device, from 1.
+    """
+
+    @property
+    def identity(self) -> int: ...
+
+
+class Device(Protocol):
+    """One opened card with one or two in-order asynchronous command queues. Ops run on queue 0.
+
+    Every call but `synchronize_device`, `event_synchronize`, a blocking read and a blocking `execute_trace` only enqueues.
+    Between queues nothing is ordered but by `wait_for_event`. All raise `DeviceFault`: `use-after-free` for a deallocated
+    operand, `out-of-memory` when an output does not fit, `bad-operand` for a shape, dtype or layout the op does not take,
+    `bad-queue` for a queue the device was not opened with, `closed` after `close`.
     """
 
     @property
@@ -149,42 +165,68 @@ class Device(Protocol):
         """Free it; work already enqueued may still use it. Raises DeviceFault("double-free")."""
         ...
 
-    def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor) -> None:
+    def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, *, cq_id: int = 0) -> None:
         """Enqueue a write of `array` (the tensor's shape and dtype; uint8 for FP8_E4M3). `array` may change afterwards."""
         ...
 
-    def copy_device_to_host_tensor(self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool) -> ReadHandle:
+    def copy_device_to_host_tensor(
+        self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool, cq_id: int = 0
+    ) -> ReadHandle:
         """Enqueue a read of the packed bytes into `destination` (allocated when None).
 
         `destination` is overwritten with poison at once and with the bytes when the read settles; a blocking read settles
-        before the call returns, and with it everything enqueued before it.
+        before the call returns, and with it everything enqueued on its queue before it.
         """
         ...
 
-    def record_event(self) -> Event: ...
+    def record_event(self, *, cq_id: int = 0) -> Event: ...
+
+    def wait_for_event(self, event: Event, *, cq_id: int) -> None:
+        """Queue `cq_id` runs nothing enqueued from here on before `event`, of either queue, is reached. The host goes on."""
+        ...
 
     def event_synchronize(self, event: Event) -> None:
-        """Block until everything enqueued before `event` has run and settled."""
+        """Block until everything enqueued before `event` on its queue has run and settled."""
         ...
 
-    def synchronize_device(self) -> None:
-        """Block until everything enqueued has run and settled."""
+    def synchronize_device(self, *, cq_id: int | None = None) -> None:
+        """Block until everything enqueued on a queue (on all when None) has run and settled."""
         ...
 
-    # Ops. R rows, C columns, H query heads, G key/value heads, D head size.
+    # Trace
+
+    def begin_trace_capture(self, *, cq_id: int = 0) -> Trace:
+        """From here on ops are recorded and not run; their outputs are allocated, and stay the trace's.
+
+        Until `end_trace_capture`, `allocate_tensor_on_device`, host reads and writes, and synchronizations raise
+        DeviceFault("trace-capture"), and so does a second capture.
+        """
+        ...
+
+    def end_trace_capture(self, trace: Trace, *, cq_id: int = 0) -> None: ...
+
+    def execute_trace(self, trace: Trace, *, cq_id: int = 0, blocking: bool) -> None:
+        """Enqueue every op of the trace over what its buffers hold when they run. Raises DeviceFault("trace-released")."""
+        ...
+
+    def release_trace(self, trace: Trace) -> None:
+        """Give the trace up, and the memory of its own outputs. Raises DeviceFault("trace-released") the second time."""
+        ...
+
+    # Ops. B users (sequences, one position each), R rows, C columns, H query heads, G key/value heads, D head size.
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """ids UINT32 ROW_MAJOR [1, R], weight ROW_MAJOR [V, C] -> TILE [R, C]."""
+        """ids UINT32 ROW_MAJOR [1, R], weight ROW_MAJOR [V, C] -> TILE [R, C], rows bit for bit."""
         ...
 
     def typecast(self, x: Tensor, dtype: DType) -> Tensor: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
-        """x TILE [R, C], weight [1, C] -> x's dtype [R, C]; each row normalized by itself."""
+        """x TILE [..., C], weight ROW_MAJOR or TILE [1, C] -> x's dtype and shape; each row normalized by itself."""
         ...
 
     def linear(self, x: Tensor, weight: Tensor, *, dtype: DType | None = None) -> Tensor:
-        """x TILE [R, in], weight TILE [out, in] -> [R, out] in `dtype` (x's when None)."""
+        """x TILE [R, in], weight TILE [out, in] -> [R, out] in `dtype` (x's when None; FLOAT32 and BFLOAT16)."""
         ...
 
     def matmul(self, a: Tensor, b: Tensor, *, dtype: DType) -> Tensor:
@@ -192,7 +234,19 @@ class Device(Protocol):
         ...
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        """Elementwise; equal shapes and dtypes."""
+        """Elementwise; TILE, equal shapes and dtypes."""
+        ...
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """As `add`."""
+        ...
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x TILE -> x * sigmoid(x)."""
+        ...
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """x TILE -> 1 / (1 + exp(-x))."""
         ...
 
     def swiglu(self, x: Tensor) -> Tensor:
@@ -200,27 +254,44 @@ class Device(Protocol):
         ...
 
     def concat_rows(self, tensors: Sequence[Tensor]) -> Tensor:
-        """TILE [1, C] each -> TILE [n, C]: `ttnn.concat(..., dim=-2)`."""
+        """TILE [R, C] each, of equal C -> TILE [sum of R, C]: `ttnn.concat(..., dim=-2)`."""
+        ...
+
+    def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """x TILE [R, C] -> values TILE [R, k], falling, and their columns TILE [R, k]: UINT16 from BFLOAT16, UINT32 from
+        FLOAT32. Which of equal values comes first is not specified (the simulated card's: the lowest column)."""
+        ...
+
+    def gather(self, x: Tensor, index: Tensor) -> Tensor:
+        """x TILE [R, C], index TILE UINT16 or UINT32 [R, k] -> x's dtype [R, k]: `ttnn.gather(x, -1, index)`."""
+        ...
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """x TILE [R, C] -> UINT32 ROW_MAJOR [1, R]: the lowest column of each row's largest value."""
         ...
 
     def nlp_create_qkv_heads_decode(self, x: Tensor, *, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x TILE [1, (H + 2G) * D], query rows first, then key, then value -> TILE [H, D], [G, D], [G, D]."""
+        """x TILE [B, (H + 2G) * D], query rows first, then key, then value -> TILE [B, H, D], [B, G, D], [B, G, D]."""
         ...
 
     def nlp_concat_heads_decode(self, x: Tensor) -> Tensor:
-        """x TILE [H, D] -> TILE [1, H * D]."""
+        """x TILE [B, H, D] -> TILE [B, H * D]."""
         ...
 
-    def rotary_embedding(self, x: Tensor, cos: Tensor, sin: Tensor, *, token_index: int) -> Tensor:
-        """NeoX RoPE of x TILE [H, D] by row `token_index` of cos and sin TILE [positions, D]."""
+    def rotary_embedding_hf(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """NeoX RoPE of x TILE [B, H, D] by each user's row of cos and sin, TILE [B, D]."""
         ...
 
     def paged_update_cache(self, cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
-        """Write x TILE [G, D] at a position into cache TILE [blocks, G, block size, D].
+        """Write x TILE [B, G, D], one position of each user, into cache TILE [blocks, G, block size, D].
 
-        `update_idxs_tensor` INT32 ROW_MAJOR [1, 1] holds the position, `page_table` INT32 ROW_MAJOR [1, n] the physical
-        block of each logical one. Raises DeviceFault("page-table") at execution for an entry that is no block.
+        `update_idxs_tensor` INT32 ROW_MAJOR [1, B] holds the positions (-1: none), `page_table` INT32 ROW_MAJOR [B, n] the
+        physical block of each logical one. Raises DeviceFault("page-table") at execution for an entry that is no block.
         """
+        ...
+
+    def paged_fill_cache(self, cache: Tensor, x: Tensor, *, page_table: Tensor, batch_idx: int) -> None:
+        """Write x TILE [G, T, D], of cache's dtype, to positions 0 to T - 1 of user `batch_idx`; otherwise as above."""
         ...
 
     def paged_scaled_dot_product_attention_decode(
@@ -234,9 +305,10 @@ class Device(Protocol):
         scale: float,
         sliding_window_size: int | None,
     ) -> Tensor:
-        """Attention of one query position over the paged cache -> TILE [H, D].
+        """Attention of one query position of each user over the paged cache: q TILE [B, H, D] -> TILE [B, H, D].
 
-        The query at position i sees j <= i, and with a window also i - j < `sliding_window_size`: its own position counts.
-        Query head a uses key/value head a // (H / G).
+        `cur_pos_tensor` INT32 ROW_MAJOR [1, B]; a user at -1 is skipped and its rows are not specified. The query at
+        position i sees j <= i, and with a window also i - j < `sliding_window_size`: its own position counts. Query head a
+        uses key/value head a // (H / G).
         """
         ...

@@ -18,6 +18,7 @@ from oracle.golden.format import Golden
 from oracle.serialization import canonical_json, digest
 from oracle.stored_arrays import pack_arrays
 from oracle.subjects.harness import drive
+from oracle.subjects.ops import OpsEvidence, OpStatistics
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import LibraryRecord, SubjectRequest
 from oracle.subjects.run import REQUIRED_ARRAYS, PromptRun, ResidentEvidence, Run, SlotEvidence, load_run, save_run
@@ -35,6 +36,7 @@ def run(golden: Golden) -> Run:
         prompts={p.name: drive(subject, p, golden.probes_of(p.name).positions) for p in golden.prompts[:2]},
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
+        ops=OpsEvidence((OpStatistics("add", "bfloat16", 64, error=0.25, fault="rust: ä"), OpStatistics("mul", "float32"))),
         residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
@@ -86,7 +88,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
-    bare = replace(run, prompts={}, slots=None, residents=None, faults={}, stats={}, environment={})
+    bare = replace(run, prompts={}, slots=None, residents=None, ops=None, faults={}, stats={}, environment={})
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
 
@@ -157,9 +159,9 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line(stored: Path, name: 
 
 
 def test_another_schema_is_refused_by_name(stored: Path) -> None:
-    for schema in ("kolibri-run/1", "kolibri-run/9"):
+    for schema in ("kolibri-run/2", "kolibri-run/9"):
         edit(stored, lambda document, schema=schema: document.update(schema=schema))
-        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/2'"):
+        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/3'"):
             load_run(stored)
 
 

@@ -3,5 +3,6 @@
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.device.sim.faults import BitFlip, FaultPlan
 from tt_impl.device.sim.queue import Schedule, schedule_named
+from tt_impl.device.sim.quirks import EXACT, QUIRK_PROFILES, Quirks
 
-__all__ = ["BitFlip", "FaultPlan", "Schedule", "SimDevice", "schedule_named"]
+__all__ = ["EXACT", "QUIRK_PROFILES", "BitFlip", "FaultPlan", "Quirks", "Schedule", "SimDevice", "schedule_named"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from device_cases import get, put
 from ml_dtypes import bfloat16
 
 from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice
-from tt_impl.device.sim.memory import SimTensor
 
 BLOCK, GROUPS, WIDTH = 32, 2, 32
 
@@ -17,16 +17,6 @@ BLOCK, GROUPS, WIDTH = 32, 2, 32
 @pytest.fixture
 def device() -> SimDevice:
     return SimDevice(dram_bytes=1 << 22)
-
-
-def put(device: SimDevice, array: np.ndarray, dtype: DType, layout: Layout = Layout.TILE, label: str = "t") -> SimTensor:
-    tensor = device.allocate_tensor_on_device(array.shape, dtype, layout, label)
-    device.copy_host_to_device_tensor(array.astype(dtype.host), tensor)
-    return tensor
-
-
-def get(device: SimDevice, tensor: SimTensor) -> np.ndarray:
-    return device.copy_device_to_host_tensor(tensor, blocking=True).array()
 
 
 def test_fp8_is_row_major_and_no_op_takes_it(device: SimDevice) -> None:
@@ -89,8 +79,9 @@ def test_embedding_copies_the_row_and_refuses_ids_beyond_the_table(device: SimDe
 def test_heads_are_cut_and_joined_in_order(device: SimDevice) -> None:
     row = np.arange(8 * 32, dtype=np.float32)[None]
     q, k, v = device.nlp_create_qkv_heads_decode(put(device, row, DType.FLOAT32), num_heads=4, num_kv_heads=2)
-    heads = row.reshape(8, 32)
-    assert [get(device, part).tolist() for part in (q, k, v)] == [part.tolist() for part in (heads[:4], heads[4:6], heads[6:])]
+    heads = row.reshape(1, 8, 32)
+    expected = [heads[:, :4], heads[:, 4:6], heads[:, 6:]]
+    assert [get(device, part).tolist() for part in (q, k, v)] == [part.tolist() for part in expected]
     assert get(device, device.nlp_concat_heads_decode(q)).tolist() == row[:, :128].tolist()
 
 
@@ -109,19 +100,19 @@ class Pages:
         for position in range(length):
             device.copy_host_to_device_tensor(np.array([[position]], np.int32), self.position)
             for cache, rows in zip(self.caches, self.rows, strict=True):
-                row = put(device, rows[position], DType.FLOAT32)
+                row = put(device, rows[position][None], DType.FLOAT32)
                 device.paged_update_cache(cache, row, update_idxs_tensor=self.position, page_table=self.table)
 
     def attend(self, window: int | None) -> np.ndarray:
         out = self.device.paged_scaled_dot_product_attention_decode(
-            put(self.device, self.query, DType.FLOAT32),
+            put(self.device, self.query[None], DType.FLOAT32),
             *self.caches,
             page_table=self.table,
             cur_pos_tensor=self.position,
             scale=0.25,
             sliding_window_size=window,
         )
-        return get(self.device, out)
+        return get(self.device, out)[0]
 
     def expected(self, first: int) -> np.ndarray:
         k, v = self.rows.astype(np.float64)[:, first:]
