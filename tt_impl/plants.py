@@ -6,13 +6,12 @@ caught: `device-fault:KIND` if the decoder's own check must raise it, `gate:NAME
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.device.protocol import Bytes, DType, Layout
-from tt_impl.device.sim import EXACT, QUIRK_PROFILES, BitFlip, FaultPlan, Quirks, SimDevice
-from tt_impl.device.sim.memory import SimTensor
+from tt_impl.device.protocol import Bytes
+from tt_impl.device.sim import EXACT, QUIRK_PROFILES, Fault, FaultPlan, Flip, OnDrain, OnWrite, Quirks, SimDevice
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.staging import WeightSource
 
@@ -40,10 +39,13 @@ class Plant:
     apply: Callable[[Parts], Parts]
 
 
+def _with_fault(parts: Parts, fault: Fault) -> Parts:
+    return replace(parts, open_device=lambda: SimDevice(faults=FaultPlan((fault,))))
+
+
 def flip_slot_byte(parts: Parts) -> Parts:
     """One bit of an expert's bytes flips on the device as its first fill lands."""
-    flip = BitFlip(f"layer{parts.planted_layer}.slot0", write=1, offset=5, mask=0x10)
-    return replace(parts, open_device=lambda: SimDevice(faults=FaultPlan((flip,))))
+    return _with_fault(parts, Fault(f"layer{parts.planted_layer}.slot0", OnWrite(), Flip(offset=5, mask=0x10)))
 
 
 class _WrongExpert:
@@ -76,10 +78,10 @@ class _SkipsOneSynchronize(SimDevice):
         super().__init__()
         self._left = which
 
-    def synchronize_device(self) -> None:
+    def synchronize_device(self, *, cq_id: int | None = None) -> None:
         self._left -= 1
         if self._left != 0:
-            super().synchronize_device()
+            super().synchronize_device(cq_id=cq_id)
 
 
 def skip_drain(parts: Parts) -> Parts:
@@ -112,37 +114,14 @@ def shorten_window(parts: Parts) -> Parts:
 
 def flip_fp8_byte(parts: Parts) -> Parts:
     """One bit of a resident fp8 projection flips as it is staged. No op reads it: computing has a copy of its own."""
-    flip = BitFlip(f"model.layers.{parts.planted_layer}.self_attn.o_proj.weight", offset=7, mask=0x02)
-    return replace(parts, open_device=lambda: SimDevice(faults=FaultPlan((flip,))))
-
-
-class _CorruptsLate(SimDevice):
-    """Flips the lowest bit of one tensor's byte 0 at its `which`-th synchronization, counted from 1."""
-
-    def __init__(self, label: str, which: int) -> None:
-        super().__init__()
-        self._label = label
-        self._left = which
-        self._victim: SimTensor | None = None
-
-    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        tensor = super().allocate_tensor_on_device(shape, dtype, layout, label)
-        if label == self._label:
-            self._victim = tensor
-        return tensor
-
-    def synchronize_device(self) -> None:
-        super().synchronize_device()
-        self._left -= 1
-        if self._left == 0 and self._victim is not None:
-            held = int(self._victim.buffer.bytes[0])
-            self.poke(self._victim, 0, bytes([held ^ 1]))
+    name = f"model.layers.{parts.planted_layer}.self_attn.o_proj.weight"
+    return _with_fault(parts, Fault(name, OnWrite(), Flip(offset=7, mask=0x02)))
 
 
 def corrupt_norm_late(parts: Parts) -> Parts:
     """The last bit of one element of a resident norm flips once decoding is under way: few tokens, if any, show it."""
-    label = f"model.layers.{parts.planted_layer}.input_layernorm.weight"
-    return replace(parts, open_device=lambda: _CorruptsLate(label, parts.planted_layer + 1))
+    name = f"model.layers.{parts.planted_layer}.input_layernorm.weight"
+    return _with_fault(parts, Fault(name, OnDrain(parts.planted_layer + 1), Flip()))
 
 
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:

@@ -13,7 +13,7 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import StepEvidence, VerifiedFill
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
-from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice, schedule_named
+from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice, schedule_named
 from tt_impl.stats import StepStats
 
 Open = Callable[..., Decoder]
@@ -45,7 +45,7 @@ def test_reset_gives_a_new_decoders_results_counters_and_memory(
 
 
 def test_reset_recovers_from_a_fault_in_the_middle_of_a_step(open_decoder: Open, tokens: list[int]) -> None:
-    decoder = open_decoder(device=SimDevice(faults=FaultPlan((BitFlip("layer1.slot4", write=2),))))
+    decoder = open_decoder(device=SimDevice(faults=FaultPlan((Fault("layer1.slot4", OnWrite(2), Flip()),))))
     memory = decoder._device.get_memory_view()
     with pytest.raises(DeviceFault, match="slot-verification"):
         run(decoder, tokens)
@@ -71,7 +71,7 @@ def test_start_takes_blocks_that_hold_nothing_of_the_old_sequence(open_decoder: 
             assert np.isnan(decoder._device.copy_device_to_host_tensor(tensor, blocking=True).array()).all()
 
 
-@pytest.mark.parametrize("schedule", ["eager", "seeded:1", "seeded:2"])
+@pytest.mark.parametrize("schedule", ["eager", "reuse", "random:1", "random:2"])
 def test_the_devices_schedule_changes_nothing(open_decoder: Open, tokens: list[int], schedule: str) -> None:
     lazy, other = open_decoder(), open_decoder(device=SimDevice(schedule=schedule_named(schedule)))
     assert run(other, tokens) == run(lazy, tokens)

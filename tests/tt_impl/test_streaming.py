@@ -10,8 +10,8 @@ import pytest
 from oracle.errors import DeviceFault
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.device.protocol import Bytes, DType, Layout, Tensor
-from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice
-from tt_impl.device.sim.queue import SimReadHandle
+from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
+from tt_impl.device.sim.read_handle import SimReadHandle
 from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
 from tt_impl.shadow import ShadowStore
 from tt_impl.slots import SlotTable
@@ -61,8 +61,8 @@ def test_a_drain_verifies_all_fills_with_one_wait(tiny: Checkpoint) -> None:
     ],
 )
 def test_one_flipped_bit_anywhere_is_found_and_named(tiny: Checkpoint, offset: int, where: str, bit: int) -> None:
-    flip = BitFlip("slot1", offset=offset, mask=1 << bit)
-    rig = Rig(tiny, SimDevice(faults=FaultPlan((flip,))))
+    fault = Fault("slot1", OnWrite(), Flip(offset, 1 << bit))
+    rig = Rig(tiny, SimDevice(faults=FaultPlan((fault,))))
     with pytest.raises(DeviceFault, match=f"layer 0 expert 5 slot 1 {where}") as caught:
         rig.fetch_and_drain()
     assert caught.value.kind == "slot-verification"
@@ -79,7 +79,7 @@ def test_compute_before_the_drain_is_refused(tiny: Checkpoint) -> None:
 
 def test_a_drain_whose_device_does_not_settle_is_refused(tiny: Checkpoint) -> None:
     class Deaf(SimDevice):
-        def synchronize_device(self) -> None:
+        def synchronize_device(self, *, cq_id: int | None = None) -> None:
             pass
 
     with pytest.raises(DeviceFault) as caught:
@@ -94,12 +94,12 @@ def test_a_comparison_of_the_shadow_with_itself_is_refused(tiny: Checkpoint) -> 
         rig: Rig
 
         def copy_device_to_host_tensor(
-            self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool
+            self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool, cq_id: int = 0
         ) -> SimReadHandle:
             slot = int(tensor.label.removeprefix("slot"))
             return super().copy_device_to_host_tensor(tensor, self.rig.shadows.image(0, slot), blocking=blocking)
 
-    device = IntoTheShadow(faults=FaultPlan((BitFlip("slot0"),)))
+    device = IntoTheShadow(faults=FaultPlan((Fault("slot0", OnWrite(), Flip()),)))
     device.rig = Rig(tiny, device)
     with pytest.raises(DeviceFault, match="nothing was compared") as caught:
         device.rig.fetch_and_drain()
@@ -113,7 +113,7 @@ def test_the_shadow_is_recorded_before_the_read_back_and_owns_its_bytes(tiny: Ch
         rig: Rig
 
         def copy_device_to_host_tensor(
-            self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool
+            self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool, cq_id: int = 0
         ) -> SimReadHandle:
             slot = int(tensor.label.removeprefix("slot"))
             recorded.append(self.rig.shadows.image(0, slot).copy())

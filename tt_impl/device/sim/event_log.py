@@ -4,25 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tt_impl.device.sim.trace import CapturedOp, SimTrace
+
+if TYPE_CHECKING:
+    from tt_impl.device.sim.injector import FaultInjector
 
 
 class EventLog:
     """Counters over all events, and the number of the latest one.
 
     Counters: `allocations`, `deallocations`, `writes`, `bytes_written`, `blocking_reads`, `non_blocking_reads`, `bytes_read`,
-    `synchronizes`, `events_recorded`, `round_trips` (calls that waited for the device), `ops`, and `op.NAME` per op.
-    Bytes are packed bytes, padding included.
+    `synchronizes`, `event_synchronizes`, `events_recorded`, `events_awaited` (by a queue), `round_trips` (calls that waited
+    for the device), `ops` and `op.NAME` per op, those of replayed traces included, `replayed_ops` of these, `captured_ops`
+    (recorded, not run), `traces_captured`, `traces_executed`, `traces_released`; and what the ops move and compute, as
+    `workload` reckons it: `dram_bytes` and `flops`. Bytes are packed bytes, padding included. All are counted as the host
+    calls, so they do not depend on the schedule.
+
+    Attributes:
+        injector: told of each op and event while a plan wants to know.
+        capture: the trace being captured; its ops are noted in it instead.
     """
 
     def __init__(self) -> None:
         self.number = 0
+        self.injector: FaultInjector | None = None
+        self.capture: SimTrace | None = None
         self._counts: Counter[str] = Counter()
         self._ops: Counter[str] = Counter()
+        self._dram_bytes = 0
+        self._flops = 0
 
     def note(self, kind: str) -> None:
         """One more event."""
         self.number += 1
         self._counts[kind] += 1
+        if self.injector is not None:
+            self.injector.event(self.number)
 
     def note_write(self, nbytes: int) -> None:
         self.note("writes")
@@ -39,9 +58,23 @@ class EventLog:
         self.note(kind)
         self._counts["round_trips"] += 1
 
-    def note_op(self, name: str) -> None:
+    def note_op(self, name: str, dram_bytes: int = 0, flops: int = 0) -> None:
+        if self.capture is not None:
+            self.capture.note_op(CapturedOp(name, dram_bytes, flops))
+            self.note("captured_ops")
+            return
         self.number += 1
         self._ops[name] += 1
+        self._dram_bytes += dram_bytes
+        self._flops += flops
+        if self.injector is not None:
+            self.injector.event(self.number)
+            self.injector.op(name)
+
+    def note_replayed_op(self, op: CapturedOp) -> None:
+        self._counts["replayed_ops"] += 1
+        self.note_op(*op)
 
     def counts(self) -> Mapping[str, int]:
-        return {**self._counts, "ops": self._ops.total(), **{f"op.{name}": count for name, count in self._ops.items()}}
+        totals = {"ops": self._ops.total(), "dram_bytes": self._dram_bytes, "flops": self._flops}
+        return {**self._counts, **totals, **{f"op.{name}": count for name, count in self._ops.items()}}

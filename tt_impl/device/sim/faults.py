@@ -1,45 +1,151 @@
-"""Faults planted on the device: bits that flip as a write from the host lands, unseen by whoever wrote."""
+"""Faults planted on the device, unseen by whoever uses it: when, where, what.
+
+To add a kind of fault: a frozen dataclass with a `kind` here, entered in `When` or `What`, and its effect in `injector`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from oracle.errors import UsageError
-from tt_impl.device.sim.dram import Buffer
 
 
 @dataclass(frozen=True)
-class BitFlip:
-    """Flip the bits of `mask` in byte `offset` of every buffer whose label matches, when its `write`-th write lands.
+class OnWrite:
+    """As the `nth` host write into the same buffer lands, from 1."""
 
-    Attributes:
-        label: a glob over buffer labels, such as `layer1.slot0` or `layer*.q_proj`.
-        write: counts writes from the host into the same buffer, from 1.
-        offset: in bytes from the buffer's start.
-        mask: of one byte, not 0.
-    """
+    nth: int = 1
+    kind: Literal["write"] = "write"
 
-    label: str
-    write: int = 1
+
+@dataclass(frozen=True)
+class OnRead:
+    """As the `nth` read of the same buffer sets off for the host; bytes are changed on the way, not on the device."""
+
+    nth: int = 1
+    kind: Literal["read"] = "read"
+
+
+@dataclass(frozen=True)
+class OnEvent:
+    """Right behind the command of event number `nth`, or of the first event after it that has one."""
+
+    nth: int
+    kind: Literal["event"] = "event"
+
+
+@dataclass(frozen=True)
+class OnOp:
+    """Right behind the `nth` op called `name`, counted over the device, replays included."""
+
+    name: str
+    nth: int = 1
+    kind: Literal["op"] = "op"
+
+
+@dataclass(frozen=True)
+class OnDrain:
+    """As soon as the `nth` synchronization of the device or with an event is over."""
+
+    nth: int = 1
+    kind: Literal["drain"] = "drain"
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Flip the bits of `mask`, of one byte and not 0, in byte `offset`. A buffer that ends before it is left alone."""
+
     offset: int = 0
     mask: int = 1
+    kind: Literal["flip"] = "flip"
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """Write the bytes of `data`, in hexadecimal, `repeat` times from byte `offset` on, past the buffer's end if they go."""
+
+    offset: int
+    data: str
+    repeat: int = 1
+    kind: Literal["overwrite"] = "overwrite"
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The transfer is reported done and moves nothing."""
+
+    kind: Literal["drop"] = "drop"
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The transfer is done only when the next settling of its queue, which should have waited for it, is over."""
+
+    kind: Literal["delay"] = "delay"
+
+
+When = Annotated[OnWrite | OnRead | OnEvent | OnOp | OnDrain, Field(discriminator="kind")]
+What = Annotated[Flip | Overwrite | Drop | Delay, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        where: a glob over buffer labels, such as `layer1.slot0` or `layer*.q_proj`; an op's output has the op's name. Every
+            buffer that matches is struck.
+
+    Raises:
+        UsageError: a fault that could not happen.
+    """
+
+    where: str
+    when: When
+    what: What
 
     def __post_init__(self) -> None:
-        if self.write < 1 or self.offset < 0 or not 0 < self.mask < 256:
-            raise UsageError(f"{self}: write counts from 1, offset from 0, and mask is a byte other than 0")
+        when, what = self.when, self.what
+        if when.nth < 1:
+            raise UsageError(f"{self}: nth counts from 1")
+        if isinstance(what, Drop | Delay) and not isinstance(when, OnWrite | OnRead):
+            raise UsageError(f"{self}: only a transfer can be dropped or delayed; use OnWrite or OnRead")
+        if isinstance(what, Flip) and (what.offset < 0 or not 0 < what.mask < 256):
+            raise UsageError(f"{self}: offset counts from 0, and mask is a byte other than 0")
+        if isinstance(what, Overwrite) and (what.offset < 0 or what.repeat < 1 or not _is_hexadecimal(what.data)):
+            raise UsageError(f"{self}: offset counts from 0, repeat from 1, and data is hexadecimal, two digits a byte")
 
 
 @dataclass(frozen=True)
 class FaultPlan:
     """The faults of one run. Empty in every run that is judged."""
 
-    flips: tuple[BitFlip, ...] = ()
+    faults: tuple[Fault, ...] = field(default=())
 
-    def write_landed(self, buffer: Buffer) -> None:
-        """Flip what is due in `buffer`, whose latest host write has just landed."""
-        for flip in self.flips:
-            if flip.write == buffer.host_writes and flip.offset < buffer.nbytes and fnmatchcase(buffer.label, flip.label):
-                buffer.bytes[flip.offset] ^= np.uint8(flip.mask)
+    def to_json(self) -> str:
+        return _PLAN.dump_json(self).decode("utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> FaultPlan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            UsageError: the text is no plan.
+        """
+        try:
+            return _PLAN.validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"not a fault plan: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
+
+
+_PLAN = TypeAdapter(FaultPlan)
+
+
+def _is_hexadecimal(data: str) -> bool:
+    try:
+        return len(bytes.fromhex(data)) * 2 == len(data) > 0
+    except ValueError:
+        return False

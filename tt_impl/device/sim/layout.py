@@ -1,7 +1,8 @@
 """Packing arrays into a tensor's bytes and back: row-major, and 32x32 tiles of four 16x16 faces.
 
 A face's row, 16 elements, is the longest run that both layouts keep together; it is moved as one opaque item, so that one
-rule serves every dtype. Packing moves bits and converts nothing.
+rule serves every dtype. Packing moves bits and converts nothing, but for BFLOAT8_B, whose rounding `block_float` states.
+Every layout is the one of ttnn's host code, bit for bit, padding included.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, Bytes, DType, HostArray, Layout
+from tt_impl.device.sim import block_float
 
 
 def padded_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
@@ -25,19 +27,40 @@ def padded_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def packed_bytes(shape: tuple[int, ...], dtype: DType, layout: Layout) -> int:
-    """Bytes that a tensor takes in DRAM, padding included."""
-    return math.prod(padded_shape(shape, layout)) * dtype.item_bytes
+    """Bytes of a tensor's content as the device holds it, padding included."""
+    elements = math.prod(padded_shape(shape, layout))
+    if dtype is DType.BFLOAT8_B:
+        return elements // block_float.ELEMENTS * block_float.TILE_BYTES
+    return elements * dtype.item_bytes
 
 
-def pack(array: HostArray, layout: Layout) -> Bytes:
-    """The bytes of `array` (at least two dimensions in TILE) in `layout`, in memory of their own; padding is zero."""
-    out = np.empty(math.prod(padded_shape(array.shape, layout)) * array.itemsize, np.uint8)
-    pack_into(out, array, layout)
+@lru_cache(maxsize=4096)
+def page_bytes(shape: tuple[int, ...], dtype: DType, layout: Layout) -> int:
+    """Bytes of one page, the unit that goes to one DRAM bank: a tile, or in ROW_MAJOR a row."""
+    if layout is Layout.TILE:
+        return packed_bytes((TILE_SIDE, TILE_SIDE), dtype, layout)
+    return shape[-1] * dtype.item_bytes
+
+
+def pack(array: HostArray, layout: Layout, dtype: DType | None = None) -> Bytes:
+    """The bytes of `array` (at least two dimensions in TILE) in `layout`, in memory of their own; padding is zero.
+
+    `dtype` need only be given for BFLOAT8_B, whose values travel as float32.
+    """
+    size = math.prod(padded_shape(array.shape, layout)) * array.itemsize
+    if dtype is DType.BFLOAT8_B:
+        size = packed_bytes(array.shape, dtype, layout)
+    out = np.empty(size, np.uint8)
+    pack_into(out, array, layout, dtype)
     return out
 
 
-def pack_into(out: Bytes, array: HostArray, layout: Layout) -> None:
+def pack_into(out: Bytes, array: HostArray, layout: Layout, dtype: DType | None = None) -> None:
     """As `pack`, into `out`, a contiguous vector of exactly the packed size."""
+    if dtype is DType.BFLOAT8_B:
+        faces = pack(array, Layout.TILE).view(np.float32)
+        block_float.encode_tiles(faces.reshape(-1, block_float.EXPONENTS, FACE_SIDE), out)
+        return
     if layout is Layout.ROW_MAJOR:
         out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return
@@ -56,7 +79,9 @@ def pack_into(out: Bytes, array: HostArray, layout: Layout) -> None:
 
 
 def unpack(data: Bytes, shape: Sequence[int], dtype: DType, layout: Layout) -> HostArray:
-    """The array of `shape` in packed `data`; a view of `data` in ROW_MAJOR, a copy in TILE."""
+    """The array of `shape` in packed `data`, in `dtype.host`; a view of `data` in ROW_MAJOR, a copy in TILE."""
+    if dtype is DType.BFLOAT8_B:
+        data, dtype = block_float.decode_tiles(data).reshape(-1).view(np.uint8), DType.FLOAT32
     numpy_dtype = dtype.host
     if layout is Layout.ROW_MAJOR:
         return data.view(numpy_dtype).reshape(shape)

@@ -1,6 +1,6 @@
-"""The asynchronous command queue: in order, but only a schedule knows when.
+"""The asynchronous command queues: each in order, but only a schedule knows when, and which goes before which.
 
-A command runs when the schedule says or, at the latest, when something settles the queue. A read that has run holds its
+A command runs when the schedule says or, at the latest, when something settles its queue. A read that has run holds its
 bytes in flight; they reach the host's destination only when the read is settled.
 """
 
@@ -8,163 +8,194 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeGuard
 
-import numpy as np
+from oracle.errors import DeviceFault
+from tt_impl.device.sim.read_handle import SimReadHandle
+from tt_impl.device.sim.schedule import Schedule
+from tt_impl.device.sim.trace import SimTrace
 
-from oracle.errors import DeviceFault, UsageError
-from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
-from tt_impl.device.sim.layout import unpack
-
-HOST_POISON = 0xDB
-
-
-class Schedule(Protocol):
-    """Decides how many of the oldest `pending` commands run by themselves, asked after each one is enqueued."""
-
-    def due(self, pending: int) -> int: ...
-
-
-class LazySchedule:
-    """Nothing runs before it must: the latest that a device may be."""
-
-    def due(self, pending: int) -> int:
-        return 0
-
-
-class EagerSchedule:
-    """Everything runs at once: the earliest."""
-
-    def due(self, pending: int) -> int:
-        return pending
-
-
-class SeededSchedule:
-    """A random share of what is pending runs, the same for the same seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def due(self, pending: int) -> int:
-        return int(self._rng.integers(0, pending + 1)) if self._rng.random() < 0.5 else 0
-
-
-def schedule_named(name: str) -> Schedule:
-    """The schedule called `lazy`, `eager` or `seeded:N`.
-
-    Raises:
-        UsageError: another name.
-    """
-    if name == "lazy":
-        return LazySchedule()
-    if name == "eager":
-        return EagerSchedule()
-    kind, _, seed = name.partition(":")
-    if kind == "seeded" and seed.isdecimal():
-        return SeededSchedule(int(seed))
-    raise UsageError(f"unknown schedule {name!r}; use lazy, eager or seeded:N")
-
-
-class SimReadHandle:
-    """A device-to-host transfer on its way; see `protocol.ReadHandle`."""
-
-    def __init__(self, label: str, shape: tuple[int, ...], dtype: DType, layout: Layout, destination: Bytes) -> None:
-        self.label = label
-        self._shape, self._dtype, self._layout = shape, dtype, layout
-        self._in_flight: Bytes | None = None
-        self._event: int | None = None
-        self.destination = destination
-        destination.fill(HOST_POISON)
-
-    def take_off(self, data: Bytes) -> None:
-        """The read command runs: the device's bytes of this moment are on their way."""
-        self._in_flight = data.copy()
-
-    def settle(self, event: int) -> None:
-        """The bytes arrive."""
-        assert self._in_flight is not None, "settled before its command ran"
-        self.destination[:] = self._in_flight
-        self._in_flight = None
-        self._event = event
-
-    @property
-    def settled(self) -> bool:
-        return self._event is not None
-
-    @property
-    def event(self) -> int:
-        if self._event is None:
-            raise DeviceFault("unsettled-read", f"the read of {self.label} was used before anything settled it")
-        return self._event
-
-    def bytes(self) -> Bytes:
-        _ = self.event
-        return self.destination
-
-    def array(self) -> HostArray:
-        return unpack(self.bytes(), self._shape, self._dtype, self._layout)
+Command = Callable[[], None]
 
 
 class SimEvent:
-    """A mark after the `position`-th command."""
+    """A mark after the `position`-th command of queue `cq_id`."""
 
-    def __init__(self, queue: CommandQueue, position: int) -> None:
-        self._queue = queue
+    def __init__(self, queues: CommandQueues, cq_id: int, position: int) -> None:
+        self._queues = queues
+        self.cq_id = cq_id
         self.position = position
 
     @property
     def reached(self) -> bool:
-        return self._queue.settled_position >= self.position
+        """The host may rely on it: the queue was settled that far."""
+        return self._queues.settled[self.cq_id] >= self.position
 
 
-class CommandQueue:
-    """Commands and unsettled reads, in order of enqueueing. A command that faults is gone; those behind it stay queued."""
+class _Wait:
+    """A command that holds its queue until `event`'s queue has run that far."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, event: SimEvent, ran: list[int]) -> None:
+        self.event = event
+        self._ran = ran
+
+    @property
+    def over(self) -> bool:
+        return self._ran[self.event.cq_id] >= self.event.position
+
+    def __call__(self) -> None:
+        pass
+
+
+class CommandQueues:
+    """Commands and unsettled reads of all queues. A command that faults is gone; those behind it stay queued.
+
+    Args:
+        placed: says in a command's fault when it happened, and under which schedule.
+
+    Attributes:
+        ran, settled: per queue, up to which position its commands have run, and the host has waited for them.
+        tails: per queue, the position of the command enqueued last.
+        capture: the trace that ops are recorded into, if any.
+        behind_next: commands that run right behind the next one enqueued.
+    """
+
+    def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
         self._schedule = schedule
-        self._commands: deque[Callable[[], None]] = deque()
-        self._reads: deque[tuple[int, SimReadHandle]] = deque()
-        self._ran = 0
-        self.settled_position = 0
+        self._placed = placed
+        self._commands: tuple[deque[Command], ...] = tuple(deque() for _ in range(count))
+        self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = tuple(deque() for _ in range(count))
+        self._late: tuple[list[Command], ...] = tuple([] for _ in range(count))
+        self.ran = [0] * count
+        self.tails = [0] * count
+        self.settled = [0] * count
+        self.capture: SimTrace | None = None
+        self.behind_next: list[Command] = []
 
-    def enqueue(self, command: Callable[[], None]) -> None:
-        commands = self._commands
-        commands.append(command)
-        due = self._schedule.due(len(commands))
-        if due:
-            self._run(due)
+    def enqueue(self, command: Command, cq_id: int = 0) -> None:
+        """Let `command` run on queue `cq_id` in its turn; while a trace is captured, record it instead."""
+        if self.capture is not None:
+            self.capture.record(command)
+            return
+        self.push(command, cq_id)
+        while self.behind_next:
+            self.push(self.behind_next.pop(0), cq_id)
 
-    def enqueue_read(self, command: Callable[[], None], handle: SimReadHandle) -> None:
-        self._reads.append((self._ran + len(self._commands) + 1, handle))
-        self.enqueue(command)
+    def push(self, command: Command, cq_id: int) -> None:
+        """As `enqueue`, also while a trace is captured."""
+        self._commands[cq_id].append(command)
+        self.tails[cq_id] += 1
+        pending = 0
+        for commands in self._commands:
+            pending += len(commands)
+        turns = self._schedule.turns(pending)
+        if turns:
+            self._run(turns)
 
-    def mark(self) -> SimEvent:
-        return SimEvent(self, self._ran + len(self._commands))
+    def enqueue_read(self, handle: SimReadHandle, command: Command, cq_id: int) -> None:
+        self._reads[cq_id].append((self.tails[cq_id] + 1, handle))
+        self.enqueue(command, cq_id)
 
-    def settle(self, event: int, position: int | None = None) -> None:
-        """Run all commands up to `position` (all when None), then let their reads arrive, at event number `event`."""
-        self._run(len(self._commands) if position is None else position - self._ran)
-        position = self._ran if position is None else position
-        while self._reads and self._reads[0][0] <= position:
-            self._reads.popleft()[1].settle(event)
-        self.settled_position = max(self.settled_position, position)
+    def wait(self, event: SimEvent, cq_id: int) -> None:
+        self.push(_Wait(event, self.ran), cq_id)
 
-    def _run(self, count: int) -> None:
-        commands = self._commands
-        for _ in range(count):
-            command = commands.popleft()
-            self._ran += 1
-            command()
+    def mark(self, cq_id: int) -> SimEvent:
+        return SimEvent(self, cq_id, self.tails[cq_id])
+
+    def postpone(self, command: Command, cq_id: int) -> None:
+        """Run `command` when the next settling of its queue is over: a transfer that is late."""
+        self._late[cq_id].append(command)
+
+    def settle(self, goals: dict[int, int], event: int) -> None:
+        """Run each queue in `goals` up to that position, then let its reads arrive, at event number `event`."""
+        self._advance(dict(goals))
+        for cq_id, position in goals.items():
+            self.settled[cq_id] = max(self.settled[cq_id], position)
+            self._land(cq_id, position, event)
+
+    def _land(self, cq_id: int, position: int, event: int) -> None:
+        reads, held = self._reads[cq_id], []
+        while reads and reads[0][0] <= position:
+            at, handle = reads.popleft()
+            if handle.held:
+                handle.held -= 1
+                held.append((at, handle))
+            else:
+                handle.settle(event)
+        reads.extendleft(reversed(held))
+        late = self._late[cq_id]
+        for _ in range(len(late)):
+            late.pop(0)()
+
+    def _run(self, turns: int) -> None:
+        """Run up to `turns` commands, fewer if all that are left wait."""
+        for _ in range(turns):
+            ready = [q for q, commands in enumerate(self._commands) if commands and not _blocked(commands[0])]
+            if not ready:
+                return
+            self._step(ready[0] if len(ready) == 1 else self._schedule.pick(ready))
+
+    def _advance(self, goals: dict[int, int]) -> None:
+        """Run until every goal is reached, and what these wait for."""
+        ran = self.ran
+        while True:
+            ready = []
+            for q, goal in list(goals.items()):
+                if ran[q] >= goal:
+                    continue
+                head = self._commands[q][0]
+                if _blocked(head):
+                    other = head.event
+                    goals[other.cq_id] = max(goals.get(other.cq_id, 0), other.position)
+                else:
+                    ready.append(q)
+            if len(ready) == 1:
+                self._run_one(ready[0], goals)
+            elif ready:
+                self._step(self._schedule.pick(ready))
+            elif all(ran[q] >= goal for q, goal in goals.items()):
+                return
+
+    def _run_one(self, q: int, goals: dict[int, int]) -> None:
+        """Run queue `q`, the only one that can go on, until its goal, a wait, or the end of another queue's wait."""
+        alone = all(self.ran[other] >= goal for other, goal in goals.items() if other != q)
+        commands, ran, goal = self._commands[q], self.ran, goals[q]
+        try:
+            while ran[q] < goal and not _blocked(commands[0]):
+                ran[q] += 1
+                commands.popleft()()
+                if not alone:
+                    return
+        except DeviceFault as fault:
+            raise self._placed(fault) from None
+
+    def _step(self, q: int) -> None:
+        self.ran[q] += 1
+        try:
+            self._commands[q].popleft()()
+        except DeviceFault as fault:
+            raise self._placed(fault) from None
 
 
-class ClosedQueue(CommandQueue):
-    """The queue of a closed device: takes nothing."""
+def _blocked(command: Command) -> TypeGuard[_Wait]:
+    return isinstance(command, _Wait) and not command.over
 
-    def __init__(self) -> None:
-        super().__init__(LazySchedule())
 
-    def enqueue(self, command: Callable[[], None]) -> None:
-        raise DeviceFault("closed", "the device was closed; open a new one")
+class ClosedQueues(CommandQueues):
+    """The queues of a closed device: they take nothing."""
 
-    def settle(self, event: int, position: int | None = None) -> None:
-        raise DeviceFault("closed", "the device was closed; open a new one")
+    def enqueue(self, command: Command, cq_id: int = 0) -> None:
+        raise _closed()
+
+    def push(self, command: Command, cq_id: int) -> None:
+        raise _closed()
+
+    def mark(self, cq_id: int) -> SimEvent:
+        raise _closed()
+
+    def settle(self, goals: dict[int, int], event: int) -> None:
+        raise _closed()
+
+
+def _closed() -> DeviceFault:
+    return DeviceFault("closed", "the device was closed; open a new one")

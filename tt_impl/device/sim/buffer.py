@@ -1,0 +1,161 @@
+"""A buffer in simulated DRAM, and the sentinels that stand before and behind it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from oracle.errors import DeviceFault
+from tt_impl.device.protocol import Bytes
+
+POISON = 0x7FFF
+"""What free memory holds, as 16-bit words: NaN in bfloat16, float32 and e4m3, so that arithmetic on it shows."""
+
+SENTINEL = np.array([0xFFFF, 0x7FFF, 0x7FFF, 0xFFFF] * 2, np.uint16).tobytes()
+"""NaN in every format too: memory that held one is as good as poisoned when it is handed out again."""
+
+FaultMaker = Callable[[str, str], DeviceFault]
+"""From kind and text to a fault that also says when, and under which schedule."""
+
+
+class Buffer:
+    """One allocation.
+
+    Attributes:
+        identity: counts allocations of this device, from 1.
+        address, share: where it lies in each bank, and how many bytes of each bank it takes.
+        nbytes, bytes: its content, as the device holds it now.
+        is_allocated: the host's view; commands enqueued before the free may still touch the bytes.
+        generation: how often the bytes have changed on the device.
+        host_writes, host_reads: transfers of it that have run, faulty ones included.
+        used: for each command queue, the position of the last command that uses it.
+        owner: the trace it was allocated in, which frees its memory; None otherwise.
+        decoded: the float32 values of the present bytes, or None; dropped with every change.
+    """
+
+    __slots__ = (
+        "_sentinels", "_words", "address", "armed", "bytes", "decoded", "freed_at", "generation", "host_reads", "host_writes",
+        "identity", "is_allocated", "label", "nbytes", "owner", "share", "start", "touched", "used",
+    )  # fmt: skip
+
+    def __init__(
+        self, identity: int, address: int, share: int, start: int, content: Bytes, label: str, sentinels: Sentinels
+    ) -> None:
+        self.identity = identity
+        self.address = address
+        self.share = share
+        self.start = start
+        self.bytes = content
+        self.nbytes = content.size
+        self.label = label
+        self.is_allocated = True
+        self.freed_at = 0
+        self.generation = 0
+        self.host_writes = 0
+        self.host_reads = 0
+        self.used = [0, 0]
+        self.owner: object | None = None
+        self.armed = False
+        self.touched = False
+        self.decoded: npt.NDArray[np.float32] | None = None
+        self._sentinels = sentinels
+
+    def __str__(self) -> str:
+        return f"{self.label} (buffer {self.identity})"
+
+    def changed(self) -> None:
+        """Note that the bytes are no longer what they were."""
+        self.generation += 1
+        self.decoded = None
+        if not self.touched:
+            self._sentinels.touch(self)
+
+    def poison(self) -> None:
+        """Overwrite all bytes: what a free does once the device gets there.
+
+        Raises:
+            DeviceFault: `sentinel`.
+        """
+        self._sentinels.check(self, "deallocate")
+        self.armed = False  # from here on the place is another's
+        words = self.bytes[: self.nbytes & ~1].view(np.uint16)
+        words.fill(POISON)
+        if self.nbytes & 1:
+            self.bytes[-1] = POISON & 0xFF
+        self.generation += 1
+        self.decoded = None
+
+
+class Sentinels:
+    """Sixteen known bytes before and behind every buffer that was written, in host memory that no budget counts.
+
+    They are set as a buffer's first write lands, which is when its predecessors' work at that place should be done, and
+    looked at when it is freed and whenever something settles; only buffers written since the last look are looked at.
+
+    Args:
+        memory: the host memory behind all banks.
+        live: every buffer that the host holds, by identity.
+    """
+
+    def __init__(self, memory: mmap.mmap, live: dict[int, Buffer], fault: FaultMaker) -> None:
+        self._memory = memory
+        self._live = live
+        self._fault = fault
+        self._touched: list[Buffer] = []
+
+    def touch(self, buffer: Buffer) -> None:
+        """`buffer` was written: set its sentinels if this is the first time, and look at them at the next settling."""
+        buffer.touched = True
+        self._touched.append(buffer)
+        if not buffer.armed:
+            self.arm(buffer)
+
+    def arm(self, buffer: Buffer) -> None:
+        start, end, size = buffer.start, buffer.start + buffer.nbytes, len(SENTINEL)
+        self._memory[start - size : start] = SENTINEL
+        self._memory[end : end + size] = SENTINEL
+        buffer.armed = True
+
+    def check_touched(self, when: str) -> None:
+        """Look at every buffer written since the last time.
+
+        Raises:
+            DeviceFault: `sentinel`.
+        """
+        touched, self._touched = self._touched, []
+        for buffer in touched:
+            buffer.touched = False
+        for buffer in touched:
+            self.check(buffer, when)
+
+    def check(self, buffer: Buffer, when: str) -> None:
+        """Look at one buffer's sentinels, and set them again when they are reported.
+
+        Raises:
+            DeviceFault: `sentinel`, naming the buffer and its neighbour on that side.
+        """
+        if not buffer.armed:
+            return
+        memory, start, size = self._memory, buffer.start, len(SENTINEL)
+        end = start + buffer.nbytes
+        before, behind = memory[start - size : start], memory[end : end + size]
+        if before == SENTINEL and behind == SENTINEL:
+            return
+        self.arm(buffer)
+        side, found = ("before", before) if before != SENTINEL else ("behind", behind)
+        count = sum(a != b for a, b in zip(found, SENTINEL, strict=True))
+        neighbour = self._neighbour(buffer, side)
+        raise self._fault(
+            "sentinel",
+            f"{count} of {size} bytes {side} {buffer} at address {buffer.address:#x} were overwritten, seen at {when}; on that "
+            f"side lies {neighbour or 'no other buffer'}; something wrote past its buffer, or did not wait for the other queue",
+        )
+
+    def _neighbour(self, buffer: Buffer, side: str) -> Buffer | None:
+        others: Iterable[Buffer] = self._live.values()
+        if side == "behind":
+            return min((b for b in others if b.address > buffer.address), key=lambda b: b.address, default=None)
+        return max((b for b in others if b.address < buffer.address), key=lambda b: b.address, default=None)

@@ -1,0 +1,62 @@
+"""How much DRAM there is, in how many banks, and what an interleaved buffer takes of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oracle.errors import UsageError
+
+ALIGNMENT = 64
+"""DRAM read alignment of a Blackhole in bytes (tt-metal's Blackhole bring-up guide); every page starts at a multiple."""
+
+
+@dataclass(frozen=True)
+class DramGeometry:
+    """`banks` of `bank_bytes` each, of which `reserved_bytes` are nobody's to allocate.
+
+    A buffer's pages (a tile, or a row of a ROW_MAJOR tensor) go to the banks in turn, and it has the same address in each,
+    as in tt-metal: it takes as much of every bank as of the fullest. A tensor of one long row so takes its whole length
+    eight times over.
+
+    Raises:
+        UsageError: no bank, or no room in it.
+    """
+
+    banks: int
+    bank_bytes: int
+    reserved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.banks < 1 or self.reserved_bytes < 0 or self.usable_bank_bytes < ALIGNMENT:
+            raise UsageError(f"{self}: DRAM needs a bank, and {ALIGNMENT} usable bytes in it")
+
+    @property
+    def usable_bank_bytes(self) -> int:
+        usable = self.bank_bytes - self.reserved_bytes
+        return usable - usable % ALIGNMENT
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.banks * self.usable_bank_bytes
+
+    def bank_share(self, nbytes: int, page_bytes: int) -> int:
+        """Bytes of each bank that `nbytes` in pages of `page_bytes` take; at least one page."""
+        pages = max(1, -(-nbytes // page_bytes))
+        return -(-pages // self.banks) * (-(-page_bytes // ALIGNMENT) * ALIGNMENT)
+
+
+P150 = DramGeometry(banks=8, bank_bytes=4_272_947_072, reserved_bytes=605_696)
+"""One Blackhole P150: 34,178,731,008 bytes for tensors.
+
+The banks are what ttnn 0.81.1 opens a mock P150 with, 34,183,576,576 bytes in all; the port that ran on a card had
+34,178,731,008. The difference is 605,696 bytes in each bank. What takes them is not known (a trace region would look like
+this); they are modelled as nobody's.
+"""
+
+SMALL = DramGeometry(banks=8, bank_bytes=128 << 20)
+"""1 GiB: enough for small checkpoints."""
+
+
+def one_bank(nbytes: int) -> DramGeometry:
+    """All of `nbytes` in one bank, for tests that count bytes."""
+    return DramGeometry(banks=1, bank_bytes=nbytes)

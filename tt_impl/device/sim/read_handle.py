@@ -1,0 +1,84 @@
+"""A device-to-host transfer on its way."""
+
+from __future__ import annotations
+
+from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
+from tt_impl.device.sim.buffer import Buffer, FaultMaker
+from tt_impl.device.sim.fp8 import through_float32
+from tt_impl.device.sim.layout import unpack
+
+HOST_POISON = 0xDB
+
+
+class SimReadHandle:
+    """See `protocol.ReadHandle`. Its bytes are in flight from when its command has run until it settles.
+
+    Args:
+        enqueued: the event number of the read.
+        flushes_fp8: `array` converts fp8 through float32, and loses its subnormals.
+
+    Attributes:
+        held: by how many settlings it is late.
+        dropped: it settles, but nothing arrives.
+    """
+
+    def __init__(
+        self,
+        source: Buffer,
+        shape: tuple[int, ...],
+        dtype: DType,
+        layout: Layout,
+        destination: Bytes,
+        enqueued: int,
+        fault: FaultMaker,
+        *,
+        flushes_fp8: bool,
+    ) -> None:
+        self.label = source.label
+        self._source, self._shape, self._dtype, self._layout = source, shape, dtype, layout
+        self._enqueued = enqueued
+        self._fault = fault
+        self._flushes_fp8 = flushes_fp8
+        self._in_flight: Bytes | None = None
+        self._event: int | None = None
+        self.held = 0
+        self.dropped = False
+        self.destination = destination
+        destination.fill(HOST_POISON)
+
+    def take_off(self) -> Bytes:
+        """The read command runs: the device's bytes of this moment are on their way; they are returned."""
+        self._in_flight = self._source.bytes.copy()
+        return self._in_flight
+
+    def settle(self, event: int) -> None:
+        """The bytes arrive."""
+        assert self._in_flight is not None, "settled before its command ran"
+        if not self.dropped:
+            self.destination[:] = self._in_flight
+        self._in_flight = None
+        self._event = event
+
+    @property
+    def settled(self) -> bool:
+        return self._event is not None
+
+    @property
+    def event(self) -> int:
+        if self._event is None:
+            raise self._fault(
+                "unsettled-read",
+                f"copy_device_to_host_tensor of {self._source}, enqueued at event {self._enqueued}, was used before anything "
+                "settled it",
+            )
+        return self._event
+
+    def bytes(self) -> Bytes:
+        _ = self.event
+        return self.destination
+
+    def array(self) -> HostArray:
+        data = self.bytes()
+        if self._flushes_fp8 and self._dtype is DType.FP8_E4M3:
+            data = through_float32(data)
+        return unpack(data, self._shape, self._dtype, self._layout)
