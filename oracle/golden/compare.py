@@ -164,7 +164,9 @@ def concatenate(parts: Iterable[Comparison]) -> Comparison:
 def _sets_differ(golden: PromptEvidence, run: PromptRun | Shown) -> npt.NDArray[np.bool_]:
     if run.expert_ids is None:
         return np.zeros(golden.router_gap.shape, dtype=np.bool_)
-    return (np.sort(golden.expert_ids, axis=2) != np.sort(run.expert_ids, axis=2)).any(axis=2)
+    differs = (golden.expert_ids != run.expert_ids).any(axis=2)
+    differs[differs] = (np.sort(golden.expert_ids[differs], axis=1) != np.sort(run.expert_ids[differs], axis=1)).any(axis=1)
+    return differs
 
 
 def _weight_error(
@@ -172,12 +174,15 @@ def _weight_error(
 ) -> npt.NDArray[np.float64] | None:
     if run.expert_ids is None or run.expert_weights is None:
         return None
-    mine, other = (
-        np.take_along_axis(weights, ids.argsort(axis=2), axis=2).astype(np.float64)
-        for ids, weights in ((golden.expert_ids, golden.expert_weights), (run.expert_ids, run.expert_weights))
-    )
-    compared = np.arange(mine.shape[1]) < first[:, None]
-    return np.where(compared, np.abs(other - mine).max(axis=2), NOT_COMPARED)
+    error = np.abs(run.expert_weights.astype(np.float64) - golden.expert_weights).max(axis=2)
+    if (moved := (golden.expert_ids != run.expert_ids).any(axis=2)).any():  # only there is the order another
+        mine, other = (
+            np.take_along_axis(weights[moved], ids[moved].argsort(axis=1), axis=1).astype(np.float64)
+            for ids, weights in ((golden.expert_ids, golden.expert_weights), (run.expert_ids, run.expert_weights))
+        )
+        error[moved] = np.abs(other - mine).max(axis=1)
+    compared = np.arange(error.shape[1]) < first[:, None]
+    return np.where(compared, error, NOT_COMPARED)
 
 
 def _router_logit_error(
