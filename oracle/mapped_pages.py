@@ -18,37 +18,29 @@ _DROP: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 
 def give_back(values: Iterable[object]) -> None:
-    """Give back the pages of those among `values` that are arrays of a file mapped read-only; all else stays as it is.
+    """Give back all pages of each read-only map that an array among `values` is a view of; all else stays as it is.
 
-    Whole pages go, so neighbours lose some of theirs too. An array that is not one stretch of its file keeps its pages.
+    All, since to find out which pages an array has costs more than to read those again that a neighbour looks at next.
     """
     if _DROP is None:
         return
-    for array in values:
-        if isinstance(array, np.ndarray) and array.nbytes and array.flags.forc and (mapping := _mapping(array)) is not None:
-            start = _address(array) - _address(np.frombuffer(mapping, dtype=np.uint8))
-            page = start - start % mmap.PAGESIZE
-            with contextlib.suppress(OSError):  # only advice: pages that the kernel wants to keep stay
-                mapping.madvise(_DROP, page, start + array.nbytes - page)
+    maps = {id(found): found for value in values if (found := _map_of(value)) is not None}
+    for found in maps.values():
+        with contextlib.suppress(OSError):  # only advice: pages that the kernel wants to keep stay
+            found.madvise(_DROP)
 
 
 def parts(content: memoryview) -> Iterator[memoryview]:
-    """`content` part by part; the pages of each are given back when the next is asked for."""
+    """`content` part by part; its pages are given back when the next is asked for."""
     for start in range(0, len(content), _PART_BYTES):
-        part = content[start : start + _PART_BYTES]
-        yield part
-        give_back([np.frombuffer(part, dtype=np.uint8)])
+        yield content[start : start + _PART_BYTES]
+        give_back([content])
 
 
-def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The map that the array is a view of, or None. Only a read-only one: of any other, changes would be lost."""
-    owner: object = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    return owner if isinstance(owner, mmap.mmap) and memoryview(owner).readonly else None
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def _map_of(value: object) -> mmap.mmap | None:
+    """The map that an array or a memoryview looks at, or None. Only a read-only one: of any other, changes would be lost."""
+    while isinstance(value, np.ndarray):
+        value = value.base
+    if isinstance(value, memoryview):
+        value = value.obj
+    return value if isinstance(value, mmap.mmap) and memoryview(value).readonly else None
