@@ -202,7 +202,7 @@ def _sketches(golden: PromptEvidence, run: PromptRun | Shown) -> tuple[npt.NDArr
     """Distances, and the two sums for slopes."""
     if run.sketch is None:
         return None, None, None
-    distance, dot, square = np.empty((3, *golden.sketch.shape[:2]))
+    distance, dot, square = (np.empty(golden.sketch.shape[:2]) for _ in range(3))
     for start in range(0, len(distance), _SKETCHES_AT_ONCE):
         rows = slice(start, start + _SKETCHES_AT_ONCE)
         reference, sketched = golden.sketch[rows].astype(np.float64), run.sketch[rows].astype(np.float64)
