@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -10,13 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judge_cases import mini_golden
 from resident import resident_bytes
 
 import oracle.judge.gate as gate_module
+from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
+from oracle.golden.format import load_golden
 from oracle.judge.alignment import AlignmentGate
+from oracle.judge.chain import ChainGate
 from oracle.judge.gate import Case
+from oracle.judge.golden_gate import GoldenGate
+from oracle.judge.session import SessionOptions, open_session
+from oracle.judge.slots import expected_uses
 from oracle.judge.soundness import golden_findings
 from oracle.judge.verdict import judge_session
 from oracle.subjects.run import load_control, load_run, save_run
@@ -198,3 +206,20 @@ def test_a_judged_run_leaves_none_of_its_prompts_in_memory(case: Case, tmp_path:
     report = judge_session(case.golden, case.checkpoint, stored, control, selected=("alignment", "logits"), partial=True)
     assert report.verdict == "pass"
     assert all(resident_bytes(file) < file.stat().st_size / 2 for file in files)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is read from /proc")
+def test_whoever_walks_all_prompts_of_stored_files_gives_them_back(case: Case, tmp_path: Path) -> None:
+    shutil.copytree(mini_golden(), tmp_path / "golden")
+    save_run(case.run, tmp_path / "run", control=case.run)
+    options = SessionOptions(mini_checkpoint(), tmp_path / "golden", replay=tmp_path / "run")
+    files = [tmp_path / "golden" / "golden.safetensors", tmp_path / "run" / "run.safetensors"]
+    golden = load_golden(options.golden)
+    assert resident_bytes(files[0]) == 0
+    opened = open_session(options)
+    assert opened.stored is not None
+    assert [resident_bytes(file) for file in files] == [0, 0]
+    stored = replace(case, golden=golden, run=opened.stored, base=None)
+    for walk in (golden_findings, AlignmentGate().judge, GoldenGate().judge, ChainGate().judge, expected_uses):
+        walk(stored)
+        assert [resident_bytes(file) for file in files] == [0, 0], walk
