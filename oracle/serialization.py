@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,15 @@ def canonical_json(value: Any) -> bytes:
 
 def digest(data: bytes | memoryview) -> str:
     """`sha256:` and 64 hex digits."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return digest_of_parts([data])
+
+
+def digest_of_parts(parts: Iterable[bytes | memoryview]) -> str:
+    """The `digest` of the parts joined."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return f"sha256:{whole.hexdigest()}"
 
 
 class Sealed(BaseModel):

@@ -1,7 +1,7 @@
 """Arrays on disk as safetensors: written whole, read as views of the mapped file, so that memory does not grow with them.
 
 The same arrays give the same bytes: no metadata, no randomness. A golden of 65,536 positions and 50 layers takes 0.7 GB; a
-judgement reads it row by row and keeps none of it.
+judgement reads it prompt by prompt and keeps none of it (`mapped_pages`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from safetensors.numpy import save as save_safetensors
 
 from oracle.errors import KolibriError
-from oracle.serialization import check_content, digest
+from oracle.mapped_pages import give_back, parts
+from oracle.serialization import check_content, digest_of_parts
 
 _DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8", "U8": "|u1", "BOOL": "|b1"}
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -53,7 +54,7 @@ def open_arrays(
     check_content(path, content[:64], error, advice)
     if expected_digest is not None:
         wanted, document = expected_digest
-        if digest(content) != wanted:
+        if digest_of_parts(parts(content)) != wanted:
             raise error(f"{path} does not have the digest that {document} gives: its bytes changed; {advice}")
     try:
         arrays = _views(content)
@@ -106,4 +107,9 @@ def _finite(array: np.ndarray) -> bool:
     if array.dtype.kind != "f":
         return True
     flat = array.reshape(-1)
-    return all(np.isfinite(flat[start : start + _CHECKED_AT_ONCE]).all() for start in range(0, flat.size, _CHECKED_AT_ONCE))
+    for start in range(0, flat.size, _CHECKED_AT_ONCE):
+        part = flat[start : start + _CHECKED_AT_ONCE]
+        if not np.isfinite(part).all():
+            return False
+        give_back([part])
+    return True

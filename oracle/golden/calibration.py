@@ -352,11 +352,14 @@ def budget(probabilities: npt.NDArray[np.float64], tail: float = BUDGET_TAIL) ->
 
 def _distribution(probabilities: npt.NDArray[np.float64], kept: int) -> npt.NDArray[np.float64]:
     """P(X = n) for n below `kept`: none of these depends on the others, which are left out."""
-    distribution = np.zeros(kept)
+    distribution, moved = np.zeros(kept), np.empty(kept - 1)
     distribution[0] = 1.0
-    for p in probabilities.tolist():
-        distribution[1:] = distribution[1:] * (1.0 - p) + distribution[:-1] * p
-        distribution[0] *= 1.0 - p
+    none, some, fewer = distribution[:1], distribution[1:], distribution[:-1]
+    for p in probabilities.tolist():  # in place: `some * (1 - p) + fewer * p` makes three arrays a position
+        np.multiply(fewer, p, out=moved)
+        np.multiply(some, 1.0 - p, out=some)
+        np.add(some, moved, out=some)
+        none *= 1.0 - p
     return distribution
 
 

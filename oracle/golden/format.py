@@ -29,6 +29,7 @@ from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.history import HistoryEntry
 from oracle.golden.recipe import PromptSpec, Recipe
 from oracle.golden.sensitivity import Sensitivity
+from oracle.mapped_pages import give_back
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.protocol import NumericClass
@@ -226,6 +227,7 @@ def load_golden(folder: Path) -> Golden:
         prompts = _split(document, arrays)
         probes = Probes(**{name: arrays[_PROBE_PREFIX + name] for name in _PROBE_ARRAYS})
         _check_probes(prompts, probes)
+        give_back(arrays.values())
     except (KeyError, ValueError, IndexError) as problem:
         raise GoldenError(f"{arrays_path} does not fit {JSON_FILE} ({problem}); {_ADVICE}") from None
     return Golden(document, prompts, probes)

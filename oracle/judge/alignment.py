@@ -16,6 +16,7 @@ import numpy as np
 
 from oracle.golden.evidence import PromptEvidence
 from oracle.judge.gate import Case, Finding, Judgement
+from oracle.mapped_pages import give_back
 from oracle.subjects.harness import digest_embedding
 from oracle.subjects.run import EMBEDDING_DIGEST_BYTES, PromptRun
 
@@ -33,7 +34,6 @@ class AlignmentGate:
     def judge(self, case: Case) -> Judgement:
         findings: list[Finding] = []
         compared = 0
-        embedding = case.checkpoint.raw("model.embed_tokens.weight").reshape(case.checkpoint.config.vocab_size, -1)
         for prompt in case.golden.prompts:
             if fault := case.run.faults.get(prompt.name):
                 findings.append(Finding(f"a device fault ended the prompt: {fault}", where=prompt.name))
@@ -44,33 +44,9 @@ class AlignmentGate:
             if run is None:
                 findings.append(Finding("the prompt was not run", where=prompt.name, verdict="incomplete"))
                 continue
-            if shape := _shape_finding(case, prompt, run):
-                findings.append(shape)
-                continue
-            findings += _contradictions(case, prompt, run)
-            expected_rows = np.stack([digest_embedding(embedding[i]) for i in prompt.fed])
-            free = [*prompt.prompt_ids, *run.free_generated.tolist()][:-1]
-            for what, expected, got in (
-                ("id consumed", np.array(prompt.fed), run.consumed),
-                ("position computed", np.arange(len(prompt.fed)), run.positions),
-                ("embedding row", expected_rows, run.embedding_digest),
-                ("id consumed in the free run", np.array(free), run.free_consumed),
-            ):
-                wrong = (expected != got).reshape(len(expected), -1).any(axis=1)
-                compared += len(wrong)
-                if wrong.any():
-                    first = int(wrong.argmax())
-                    worst = "" if expected.ndim > 1 else f"{got[first]} for {expected[first]}"
-                    findings.append(
-                        Finding(
-                            f"{what} is not the golden's",
-                            f"{prompt.name}[{first}]",
-                            worst,
-                            "equal",
-                            int(wrong.sum()),
-                            len(wrong),
-                        )
-                    )
+            judged, found = _judge_prompt(case, prompt, run)
+            compared += judged
+            findings += found
         return Judgement(compared, (*findings, *_mixed_evidence(case)))
 
     def plants(self, case: Case) -> dict[str, Case]:
@@ -104,6 +80,43 @@ class AlignmentGate:
         others = {name: other for name, other in case.run.prompts.items() if name != prompt.name}
         planted["a device fault"] = case.with_run(prompts=others, faults={prompt.name: "planted: a fault"})
         return planted
+
+
+def _judge_prompt(case: Case, prompt: PromptEvidence, run: PromptRun) -> tuple[int, tuple[Finding, ...]]:
+    """Things compared and findings of one prompt; once for all cases in which this very run answers this very prompt."""
+    return case.once_for_answer(prompt, run, "alignment", lambda: _compare_prompt(case, prompt, run))
+
+
+def _compare_prompt(case: Case, prompt: PromptEvidence, run: PromptRun) -> tuple[int, tuple[Finding, ...]]:
+    if shape := _shape_finding(case, prompt, run):
+        return 0, (shape,)
+    findings, compared = _contradictions(case, prompt, run), 0
+    free = [*prompt.prompt_ids, *run.free_generated.tolist()][:-1]
+    for what, expected, got in (
+        ("id consumed", np.array(prompt.fed), run.consumed),
+        ("position computed", np.arange(len(prompt.fed)), run.positions),
+        ("embedding row", _expected_rows(case, prompt), run.embedding_digest),
+        ("id consumed in the free run", np.array(free), run.free_consumed),
+    ):
+        wrong = (expected != got).reshape(len(expected), -1).any(axis=1)
+        compared += len(wrong)
+        if wrong.any():
+            first = int(wrong.argmax())
+            worst = "" if expected.ndim > 1 else f"{got[first]} for {expected[first]}"
+            headline = f"{what} is not the golden's"
+            findings.append(Finding(headline, f"{prompt.name}[{first}]", worst, "equal", int(wrong.sum()), len(wrong)))
+    give_back((*vars(prompt).values(), *vars(run).values()))
+    return compared, tuple(findings)
+
+
+def _expected_rows(case: Case, prompt: PromptEvidence) -> np.ndarray:
+    """uint8 [T, 16], of the checkpoint's rows of the fed ids; once for all cases that ask this very prompt."""
+
+    def digests() -> np.ndarray:
+        embedding = case.checkpoint.raw("model.embed_tokens.weight").reshape(case.checkpoint.config.vocab_size, -1)
+        return np.stack([digest_embedding(embedding[i]) for i in prompt.fed])
+
+    return case.once_for_prompt(prompt, "embedding rows", digests)
 
 
 def _next_id(ids: np.ndarray) -> np.ndarray:
@@ -148,9 +161,11 @@ def _contradictions(case: Case, prompt: PromptEvidence, run: PromptRun) -> list[
 
 def _bad_sets(ids: np.ndarray, experts: int) -> np.ndarray:
     """bool [T]: some layer's set names an expert that does not exist, or one twice."""
-    ordered = np.sort(ids, axis=2)
-    outside = (ordered[..., 0] < 0) | (ordered[..., -1] >= experts)
-    return (outside | (np.diff(ordered, axis=2) == 0).any(axis=2)).any(axis=1)
+    places = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # [k, T, L]: quicker than to sort every set
+    wrong = np.logical_or.reduce((places < 0) | (places >= experts), axis=0)
+    for place, others in enumerate(places):
+        wrong |= np.logical_or.reduce(places[:place] == others, axis=0)
+    return np.logical_or.reduce(wrong, axis=1)
 
 
 _NEEDS = (
@@ -199,8 +214,9 @@ def _shape_finding(case: Case, prompt: PromptEvidence, run: PromptRun) -> Findin
         "router_logits": case.golden.probes_of(prompt.name).router_logits.shape,
         "non_finite_routing": (positions,),
     }
+    held = run.held
     for name, shape in expected.items():
-        if name not in run.held:
+        if name not in held:
             continue
         got = getattr(run, name).shape
         if got != shape:

@@ -29,7 +29,7 @@ class ChainGate:
     def judge(self, case: Case) -> Judgement:
         findings: list[Finding] = []
         compared = diverged = 0
-        for prompt, run in case.answered():
+        for prompt, run in case.each():
             expected, got = np.array(prompt.generated), run.free_generated
             wrong = expected != got
             first = int(wrong.argmax()) if wrong.any() else len(expected)

@@ -56,7 +56,7 @@ class FlipRecord(FlipNumbers):
 def flip_records(case: Case) -> tuple[FlipRecord, ...]:
     """Every flip of an aligned run, in the golden's order of prompts and positions."""
     records = []
-    for prompt, run in case.answered():
+    for prompt, run in case.each():
         comparison = case.comparisons[prompt.name]
         for position in np.flatnonzero(comparison.flip).tolist():
             shown = run.expert_ids is not None

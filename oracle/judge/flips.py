@@ -11,6 +11,7 @@ It cannot see a fault that moves logits but no argmax: the mini's wide margins h
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class FlipsGate:
         measured: dict[str, float | int | str] = {"flips": len(records)}
         for label, counts in (("near-tie", calibration.bins.near), ("router-near-tie", calibration.bins.router)):
             probability = flip_probability(counts, calibration.bins.positions)[in_bin]
-            allowed = budget(probability) - 1
+            allowed = case.once_for_margins(f"budget of {label}s", partial(budget, probability)) - 1
             count = sum(r.label == label for r in records)
             measured |= {label: count, f"{label} expected": round(expected_flips(probability), 2), f"{label} allowed": allowed}
             if count > allowed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -13,6 +13,7 @@ from oracle.golden.compare import Comparison, compare, concatenate
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.mapped_pages import give_back
 from oracle.serialization import canonical_json
 from oracle.subjects.run import PromptRun, Run
 
@@ -72,7 +73,7 @@ class Case:
     Attributes:
         texts: whether the golden's texts are tokenized again where the libraries are installed; not for a stored run, whose
             judgement must not depend on what is.
-        base: what this case is a changed copy of; measures of prompts that were not changed are taken from there.
+        base: what this case is a changed copy of; what was found of things that were not changed is taken from there.
     """
 
     golden: Golden
@@ -90,17 +91,20 @@ class Case:
         """Each prompt that the run answered, in the golden's order."""
         return [(p, self.run.prompts[p.name]) for p in self.golden.prompts if p.name in self.run.prompts]
 
+    def each(self) -> Iterator[tuple[PromptEvidence, PromptRun]]:
+        """`answered`, prompt by prompt; the mapped pages of one are given back when the next is asked for."""
+        for prompt, run in self.answered():
+            yield prompt, run
+            give_back((*vars(prompt).values(), *vars(run).values()))
+
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """By prompt name; measured once, used by several gates."""
-        base = self.base if self.base is not None and self.base.golden.probes is self.golden.probes else None
-        known = {} if base is None else {id(prompt): run for prompt, run in base.answered()}
-        return {
-            prompt.name: base.comparisons[prompt.name]
-            if base is not None and known.get(id(prompt)) is run
-            else compare(prompt, run, self.golden.probes_of(prompt.name))
-            for prompt, run in self.answered()
-        }
+        return {prompt.name: self._comparison(prompt, run) for prompt, run in self.each()}
+
+    def _comparison(self, prompt: PromptEvidence, run: PromptRun) -> Comparison:
+        probes = self.golden.probes_of
+        return self.once_for_answer(prompt, run, "comparison", lambda: compare(prompt, run, probes(prompt.name)))
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -112,13 +116,17 @@ class Case:
         """What the class allows on the answered prompts."""
         return self.calibration.limits_for([prompt.name for prompt, _ in self.answered()])
 
+    def with_run_of(self, run: Run) -> Case:
+        """A copy that another run answers."""
+        return replace(self, run=run, base=self)
+
     def with_run(self, **changes: Any) -> Case:
         """A copy whose run has other fields."""
-        return replace(self, run=replace(self.run, **changes), base=self.base or self)
+        return self.with_run_of(replace(self.run, **changes))
 
     def with_golden(self, **changes: Any) -> Case:
         """A copy whose golden has other fields."""
-        return replace(self, golden=replace(self.golden, **changes), base=self.base or self)
+        return replace(self, golden=replace(self.golden, **changes), base=self)
 
     def with_prompt(self, name: str, **changes: Any) -> Case:
         """A copy in which one prompt's run has other arrays."""
@@ -132,13 +140,61 @@ class Case:
         """A copy with these of the golden's prompts alone, in its order."""
         golden = replace(self.golden, prompts=tuple(p for p in self.golden.prompts if p.name in names))
         run = replace(self.run, prompts={name: run for name, run in self.run.prompts.items() if name in names})
-        return replace(self, golden=golden, run=run, base=self.base or self)
+        return replace(self, golden=golden, run=run, base=self)
 
     def once(self, key: str, make: Callable[[Case], T]) -> T:
         """`make` of this case, computed when `key` is first asked for."""
         if key not in self._known:
             self._known[key] = make(self)
         return self._known[key]
+
+    def once_for_prompt(self, prompt: PromptEvidence, key: str, make: Callable[[], T]) -> T:
+        """What follows from a prompt of the golden alone; `make` is asked once for all cases that ask this very prompt."""
+        return self._oldest(lambda case: case._asks(prompt)).once(f"{key} of {prompt.name}", lambda _: make())
+
+    def once_for_answer(self, prompt: PromptEvidence, run: PromptRun, key: str, make: Callable[[], T]) -> T:
+        """What follows from a prompt, its probes and its run; once for all cases in which this very run answers it."""
+        probes = self.golden.probes
+
+        def answered(case: Case) -> bool:
+            return case._asks(prompt) and case.run.prompts.get(prompt.name) is run and case.golden.probes is probes
+
+        return self._oldest(answered).once(f"{key} of the answer to {prompt.name}", lambda _: make())
+
+    def once_for_margins(self, key: str, make: Callable[[], T]) -> T:
+        """What follows from the golden's margins on the answered prompts, and from the calibration."""
+        golden, names, calibration = self.golden, self.run.prompts.keys(), self.calibration
+
+        def same(case: Case) -> bool:
+            return (
+                case.golden.prompts is golden.prompts and case.run.prompts.keys() == names and case.calibration is calibration
+            )
+
+        return self._oldest(same).once(f"{key} of the margins", lambda _: make())
+
+    def once_for_chains(self, key: str, make: Callable[[], T]) -> T:
+        """What follows from the golden's prompts together."""
+        prompts = self.golden.prompts
+        return self._oldest(lambda case: case.golden.prompts is prompts).once(f"{key} of the chains", lambda _: make())
+
+    def once_for_document(self, key: str, make: Callable[[], T]) -> T:
+        """What follows from the golden's document."""
+        document = self.golden.document
+        return self._oldest(lambda case: case.golden.document is document).once(f"{key} of the document", lambda _: make())
+
+    def _oldest(self, agrees: Callable[[Case], bool]) -> Case:
+        """The first of the cases that this one is a copy of, one of the other, that `agrees`; where none does, this case."""
+        oldest, base = self, self.base
+        while base is not None:
+            oldest, base = (base if agrees(base) else oldest), base.base
+        return oldest
+
+    def _asks(self, prompt: PromptEvidence) -> bool:
+        return self._asked.get(prompt.name) is prompt
+
+    @cached_property
+    def _asked(self) -> dict[str, PromptEvidence]:
+        return {prompt.name: prompt for prompt in self.golden.prompts}
 
     def judged(self, gate: Gate) -> Judgement:
         """What the gate says of this case; asked once."""
@@ -203,7 +259,7 @@ def holds_evidence(gate: Gate, run: Run) -> bool:
 
 def shows(run: Run, array: str) -> bool:
     """Whether the run holds that array of `PromptRun` for every prompt it answered."""
-    return all(array in prompt.held for prompt in run.prompts.values())
+    return all(getattr(prompt, array) is not None for prompt in run.prompts.values())
 
 
 def not_held(what: str) -> Judgement:

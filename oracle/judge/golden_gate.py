@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +22,11 @@ from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import GoldenDocument
 from oracle.golden.recipe import PromptSpec
 from oracle.golden.regularity import SHORTEST_HALF_LOOP, regular
-from oracle.golden.sensitivity import LEAST_SHARE, count, exposures, weakest
+from oracle.golden.sensitivity import LEAST_SHARE, Exposure, Sensitivity, count, exposures, weakest
 from oracle.judge.gate import Case, Finding, Judgement
 from oracle.judge.soundness import golden_findings
 from oracle.kolibri1.tokenizer import open_tokenizer, tokenizer_available, transformers_available
+from oracle.mapped_pages import give_back
 
 
 class GoldenGate:
@@ -47,8 +49,8 @@ class GoldenGate:
         document = case.golden.document
         findings: list[Finding] = []
         for what, expected, got in (
-            ("digest", document.digest, document.content_digest()),
-            ("recipe digest", document.recipe_digest, document.recipe.digest()),
+            ("digest", document.digest, case.once_for_document("digest", document.content_digest)),
+            ("recipe digest", document.recipe_digest, case.once_for_document("recipe digest", document.recipe.digest)),
             ("checkpoint digest", document.checkpoint_digest, case.checkpoint.digest()),
             ("digest that the run names", document.digest, case.run.golden_digest),
         ):
@@ -56,24 +58,24 @@ class GoldenGate:
                 findings.append(Finding(f"the golden's {what} does not hold", worst=got, allowed=expected))
         compared = 4
         for prompt in case.golden.prompts:
-            findings += _chain_findings(prompt)
+            findings += case.once_for_prompt(prompt, "chain", partial(_chain_findings, prompt))
             compared += len(prompt.fed)
-        chains = {p.name: (p.prompt_ids, p.generated) for p in case.golden.prompts}
-        exposed = exposures(chains)
-        compared += len(exposed)
-        if weak := [exposure for exposure in exposed if exposure.weak]:
-            worst = weakest(weak)
+        exposed = case.once_for_chains("exposure", partial(_exposed, case.golden.prompts))
+        compared += exposed.counted.faults
+        if exposed.weak:
+            worst = exposed.weakest
             changed = f"{worst.changed} of {worst.compared} ids change"
             headline = "the chains would not expose an index fault"
-            findings.append(Finding(headline, worst.fault, changed, f"at least {LEAST_SHARE:.1%}", len(weak), len(exposed)))
+            allowed = f"at least {LEAST_SHARE:.1%}"
+            findings.append(Finding(headline, worst.fault, changed, allowed, exposed.weak, exposed.counted.faults))
         read, texts = _text_findings(case)
         rendered, chats = _chat_findings(case)
         return Judgement(
             compared + texts + chats,
             (*findings, *read, *rendered),
             {
-                "sensitivity": str(count(exposed)),
-                "weakest_fault": str(weakest(exposed)),
+                "sensitivity": str(exposed.counted),
+                "weakest_fault": str(exposed.weakest),
                 "texts_tokenized": texts,
                 "tokenizer": _tokenizer(case),
                 "chats_rendered": chats,
@@ -153,6 +155,19 @@ def _with_chain(case: Case, prompt: PromptEvidence, chain: Sequence[int]) -> Cas
     return replace(case, golden=replace(case.golden, prompts=prompts))
 
 
+class _Exposed(NamedTuple):
+    """What the simulated faults come to: how many are exposed, how many of them only weakly, and the weakest."""
+
+    counted: Sensitivity
+    weak: int
+    weakest: Exposure
+
+
+def _exposed(prompts: Sequence[PromptEvidence]) -> _Exposed:
+    found = exposures({p.name: (p.prompt_ids, p.generated) for p in prompts})
+    return _Exposed(count(found), sum(exposure.weak for exposure in found), weakest(found))
+
+
 def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
     findings = []
     chain, start = np.array(prompt.generated), len(prompt.prompt_ids) - 1
@@ -183,6 +198,7 @@ def _chain_findings(prompt: PromptEvidence) -> list[Finding]:
         )
     if why := regular(prompt.generated):
         findings.append(Finding(f"the chain {why}", prompt.name))
+    give_back(vars(prompt).values())
     return findings
 
 

@@ -46,7 +46,7 @@ class LogitsGate:
             worst = f"probabilities add to {comparison.mass[at]:.6g}"
             headline = "logits and their logsumexp contradict each other"
             findings.append(Finding(headline, case.place(at), worst, "1", int(wrong.sum()), positions))
-        non_finite = np.concatenate([run.non_finite for _, run in case.answered()])
+        non_finite = np.concatenate([run.non_finite for _, run in case.each()])
         if (bad := non_finite != 0).any():
             findings.append(
                 Finding(

@@ -67,7 +67,7 @@ class RoutingGate:
 
 
 def _finite(case: Case) -> Judgement:
-    counts = [run.non_finite_routing for _, run in case.answered() if run.non_finite_routing is not None]
+    counts = [run.non_finite_routing for _, run in case.each() if run.non_finite_routing is not None]
     count = np.concatenate(counts) if counts else np.zeros(0, dtype=np.int32)
     if not (bad := count != 0).any():
         return Judgement(0)

@@ -22,6 +22,7 @@ from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
+from oracle.mapped_pages import give_back
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import check_request, subject_factory
@@ -168,6 +169,7 @@ def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) 
         shape = prompt.expert_ids.shape[1:]
         if shape != (config.num_hidden_layers, config.num_experts_per_tok) or prompt.expert_ids.max() >= config.num_experts:
             raise GoldenError(f"golden {options.golden}, prompt {prompt.name}: its experts are not those of the checkpoint")
+        give_back(vars(prompt).values())
 
 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:

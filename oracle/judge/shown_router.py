@@ -99,7 +99,7 @@ def _finding(headline: str, shown: ShownProbes, wrong: npt.NDArray[np.bool_], wo
 def _shown(case: Case) -> ShownProbes | None:
     places: list[str] = []
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
-    for prompt, run in case.answered():
+    for prompt, run in case.each():
         if run.router_logits is None or run.expert_ids is None:
             return None
         positions = list(case.golden.probes_of(prompt.name).positions)

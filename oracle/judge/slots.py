@@ -83,7 +83,7 @@ class SlotsGate:
 def expected_uses(case: Case) -> tuple[tuple[int, int, int], ...]:
     """How often each expert must have been used, by the expert ids that the run shows of its two passes."""
     used: Counter[tuple[int, int]] = Counter()
-    for _, run in case.answered():
+    for _, run in case.each():
         for ids in (run.expert_ids, run.free_expert_ids):
             if ids is None:
                 continue

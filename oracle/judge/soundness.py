@@ -14,6 +14,7 @@ import numpy as np
 from oracle.golden.compare import NOT_COMPARED, OUTSIDE, Comparison
 from oracle.golden.evidence import PromptEvidence
 from oracle.judge.gate import Case, Finding
+from oracle.mapped_pages import give_back
 
 MASS_TOLERANCE = 1e-5
 """Room for a logsumexp stored in fp32 by a foreign engine; this harness computes it in float64 from the same logits."""
@@ -23,7 +24,7 @@ def golden_findings(case: Case) -> tuple[Finding, ...]:
     """Why the golden cannot be compared with, at most one finding for each prompt; none for a sound golden."""
     if not case.golden.prompts:
         return (Finding("the golden has no prompt"),)
-    found = [_prompt_finding(prompt) for prompt in case.golden.prompts]
+    found = [_once(case, prompt) for prompt in case.golden.prompts]
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -34,7 +35,7 @@ def non_finite_findings(case: Case) -> tuple[Finding, ...]:
     """
     return tuple(
         _finding("NaN or infinite numbers in the run", prompt, run.non_finite != 0, "none")
-        for prompt, run in case.answered()
+        for prompt, run in case.each()
         if run.non_finite.any()
     )
 
@@ -46,6 +47,17 @@ def impossible_measures(case: Case) -> tuple[Finding, ...]:
         for prompt, _ in case.answered()
     ]
     return tuple(finding for finding in found if finding is not None)
+
+
+def _once(case: Case, prompt: PromptEvidence) -> Finding | None:
+    """The prompt's own finding, made once for all cases that ask this very prompt."""
+
+    def make() -> Finding | None:
+        found = _prompt_finding(prompt)
+        give_back(vars(prompt).values())
+        return found
+
+    return case.once_for_prompt(prompt, "soundness", make)
 
 
 def _prompt_finding(prompt: PromptEvidence) -> Finding | None:

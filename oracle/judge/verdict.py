@@ -140,7 +140,7 @@ def judge_session(
     calibration = require_class(golden, run.identity.numeric_class)
     case = Case(golden, run, checkpoint, calibration, texts)
     # A forced run is judged more strictly: its controls too must behave by that rule.
-    control_case = Case(golden, replace(perfect, forced=run.forced), checkpoint, calibration, texts)
+    control_case = case.with_run_of(replace(perfect, forced=run.forced))
     sound = not case.once("golden findings", golden_findings)
     aligned = sound and case.judged(next(g for g in GATES if g.name == "alignment")).verdict == "pass"
     impossible = impossible_measures(case) if aligned else ()

@@ -21,6 +21,7 @@ from oracle.kolibri1.config import Kolibri1Config, read_config
 from oracle.kolibri1.inventory import TensorSpec, inventory
 from oracle.kolibri1.scan import scan_folder
 from oracle.kolibri1.shard import ITEM_BYTES, StoredTensor
+from oracle.mapped_pages import give_back
 
 RawBytes = npt.NDArray[np.uint8]
 
@@ -97,8 +98,10 @@ class Checkpoint:
             whole = hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
             for name in sorted(self._stored):
                 spec = self._stored[name].spec
-                body = hashlib.sha256(self.raw(name).data).hexdigest()
+                raw = self.raw(name)
+                body = hashlib.sha256(raw.data).hexdigest()
                 whole.update(f"{name} {spec.dtype} {list(spec.shape)} {body}\n".encode())
+                give_back([raw])
             self._digest = f"sha256:{whole.hexdigest()}"
         return self._digest
 

@@ -218,6 +218,37 @@ def test_weights_are_matched_by_expert_and_not_by_place(prompt: PromptEvidence, 
     assert np.allclose(held(swapped), np.abs(prompt.expert_weights[..., 0] - prompt.expert_weights[..., 2]), atol=1e-7)
 
 
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_weights_are_matched_by_expert_whichever_sets_are_in_another_order(
+    prompt: PromptEvidence, same: PromptRun, seed: int, share: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = (prompt.expert_weights * (1 + 0.1 * rng.normal(size=prompt.expert_weights.shape))).astype(np.float32)
+    keys = rng.random(weights.shape)
+    keys[rng.random(weights.shape[:2]) >= share] = np.arange(weights.shape[2])
+    order = keys.argsort(axis=2)
+    experts, moved = (np.take_along_axis(array, order, axis=2) for array in (prompt.expert_ids, weights))
+    result = compare(prompt, replace(same, expert_ids=experts, expert_weights=moved))
+    assert not result.set_differs.any()
+    assert np.array_equal(held(result.weight_error), np.abs(weights.astype(float) - prompt.expert_weights).max(axis=2))
+
+
+@pytest.mark.parametrize("positions", [1, 15, 16, 17, 33])
+def test_sketches_are_measured_alike_at_every_position(prompt: PromptEvidence, same: PromptRun, positions: int) -> None:
+    """To the bit, however many positions are taken at once."""
+    rows = np.arange(positions) % len(prompt.fed)
+    golden = {name: getattr(prompt, name)[rows] for name in PromptEvidence.ARRAYS}
+    names = ("argmax", "logits_at_golden", "logsumexp", "expert_ids", "expert_weights")
+    run = {name: getattr(same, name)[rows] for name in names}
+    shown = golden["sketch"] * np.random.default_rng(0).normal(1, 0.1, (positions, *prompt.sketch.shape[1:])).astype(np.float32)
+    result = compare(replace(prompt, **golden), replace(same, **run | {"sketch": shown}))
+    reference, sketched = golden["sketch"].astype(float), shown.astype(float)
+    square = (reference**2).sum(axis=2)
+    assert np.array_equal(held(result.sketch_square), square)
+    assert np.array_equal(held(result.sketch_dot), (sketched * reference).sum(axis=2))
+    assert np.array_equal(held(result.sketch_distance), np.sqrt(((sketched - reference) ** 2).sum(axis=2) / square))
+
+
 def test_weights_and_router_logits_are_compared_up_to_the_first_differing_set(
     tiny_golden: tuple[Golden, bytes], perturbed_run: Perturb
 ) -> None:

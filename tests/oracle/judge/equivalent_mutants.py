@@ -35,7 +35,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_text_findings: p.text is not None -> True": _SECOND,
     },
     "alignment": {
-        "judge: expected.ndim > 1": _PRINTED,
+        "_compare_prompt: expected.ndim > 1": _PRINTED,
         "judge: run is None -> False": _RAISES,
         "judge: prompt.name in case.run.left_out": _LEFT_OUT,
         "judge: run is None -> True": _NO_BOTH,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -177,3 +178,14 @@ def test_a_device_fault_is_a_failure_and_never_an_absence(case: Case) -> None:
     assert judgement.verdict == "fail"
     assert [f.where for f in judgement.findings] == [first, second]
     assert "slot-verification: byte 3 of slot 1" in judgement.findings[0].headline
+
+
+@pytest.mark.parametrize("name", ["expert_ids", "free_expert_ids"])
+@pytest.mark.parametrize(("one", "other"), list(combinations(range(6), 2)))
+def test_an_expert_twice_in_a_set_is_found_in_whichever_two_places(case: Case, name: str, one: int, other: int) -> None:
+    prompt, run = case.answered()[0]
+    ids = getattr(run, name).copy()
+    ids[3, 2, other] = ids[3, 2, one]
+    findings = AlignmentGate().judge(with_prompt(case, prompt, **{name: ids})).findings
+    assert [(finding.where, finding.count) for finding in findings] == [(f"{prompt.name}[3]", 1)]
+    assert "out of range or twice in a set" in findings[0].headline

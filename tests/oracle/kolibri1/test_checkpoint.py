@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from damaging import FIRST, SECOND, edit_header, edit_index, edit_shard, overwrite, shard_of, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resident import resident_bytes
 
 from oracle.errors import CheckpointError
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -308,3 +310,13 @@ def test_two_tensors_of_one_shape_that_trade_places_change_the_digest(tiny: Chec
 
     edit_shard(tiny_copy / FIRST, trade)
     assert Checkpoint.open(tiny_copy).digest() != tiny.digest()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is read from /proc")
+def test_a_digest_of_a_whole_checkpoint_leaves_none_of_it_in_memory(tiny_copy: Path, tiny: Checkpoint) -> None:
+    opened = Checkpoint.open(tiny_copy)
+    shards = sorted(tiny_copy.glob("*.safetensors"))
+    opened.digest()
+    assert [resident_bytes(shard) for shard in shards] == [0] * len(shards)
+    assert np.array_equal(opened.raw(FP8), tiny.raw(FP8))
+    assert sum(map(resident_bytes, shards)) > 0
