@@ -113,7 +113,8 @@ def _of_one(each: OpStatistics) -> list[Finding]:
     }
     for headline, (fires, count) in counts.items():
         if fires:
-            found.append(Finding(headline, where=each.case, count=count, of=max(each.compared, 1)))
+            of = max(each.compared, 1)
+            found.append(Finding(headline, where=each.case, worst=f"{count}", allowed="0", count=min(count, of), of=of))
     if each.worst > 1:
         found.append(
             Finding("error above its bound", where=each.case, worst=f"{each.worst:g} of it, {each.error:g} units", allowed="1")

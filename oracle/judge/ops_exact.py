@@ -59,7 +59,7 @@ class Exact:
 
 def ulp(values: Float64, dtype: str) -> Float64:
     """The distance between neighbours in `dtype` at each of `values`."""
-    exponent = np.maximum(np.frexp(values)[1] - 1, _LEAST_EXPONENT)
+    exponent = np.where(values == 0, _LEAST_EXPONENT, np.maximum(np.frexp(values)[1] - 1, _LEAST_EXPONENT))
     return np.ldexp(1.0, exponent - _STORED_BITS[dtype])
 
 

@@ -32,6 +32,7 @@ from oracle.golden.format import load_golden
 from oracle.judge.gate import Case, Gate
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
+from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slots import expected_uses
 from oracle.judge.staging import planned_evidence
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -72,7 +73,8 @@ def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None 
     uses = expected_uses(case)
     slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    return case.with_run(slots=slots, stats=stats, residents=planned_evidence(case, len(golden.prompts)))
+    residents, ops = planned_evidence(case, len(golden.prompts)), planned_ops()
+    return case.with_run(slots=slots, stats=stats, residents=residents, ops=ops)
 
 
 def judged(whole: Case, gate: str, numeric_class: Any) -> verdict.Report:
