@@ -65,18 +65,19 @@ def test_each_plant_is_caught_by_what_it_is_planted_for(case: Case) -> None:
     assert GATE.judge(case.with_run(ops=planned_evidence())).verdict == "pass"
     found = {name: [f.headline for f in GATE.judge(spoiled).findings] for name, spoiled in GATE.plants(case).items()}
     lean, off_plan = "errors lean to one side", "the ops that ran are not the plan's"
-    assert found == {
-        "a bit off": ["an op that computes nothing changed bits"],
-        "an error above the bound": ["error above its bound"],
-        **dict.fromkeys(("all too large", "all too small", "a mean many standard errors off"), [lean]),
-        **dict.fromkeys(("magnitudes too large", "magnitudes too small"), ["errors of magnitudes lean to one side"]),
-        "one infinite element": ["NaN or infinity where the true value is finite"],
-        "one constant row": ["rows of one value, where the true ones have several"],
-        "on the bf16 grid": ["all float32 results lie on the bf16 grid"],
-        "a fault": ["the op gave no result to compare: planted: a fault"],
-        "another dtype": [off_plan],
-        "nothing compared": ["nothing of the op was compared"],
-        **dict.fromkeys(("a case missing", "a case twice", "a case too many"), [off_plan]),
+    assert all(len(each) == 1 for each in found.values())
+    assert {name: each[0] for name, each in found.items()} == {
+        "a bit off": "an op that computes nothing changed bits",
+        "an error above the bound": "error above its bound",
+        **dict.fromkeys(("all too large", "all too small", "a mean many standard errors off"), lean),
+        **dict.fromkeys(("magnitudes too large", "magnitudes too small"), "errors of magnitudes lean to one side"),
+        "one infinite element": "NaN or infinity where the true value is finite",
+        "one constant row": "rows of one value, where the true ones have several",
+        "on the bf16 grid": "all float32 results lie on the bf16 grid",
+        "a fault": "the op gave no result to compare: planted: a fault",
+        "another dtype": off_plan,
+        "nothing compared": "nothing of the op was compared",
+        **dict.fromkeys(("a case missing", "a case twice", "a case too many"), off_plan),
     }
 
 
