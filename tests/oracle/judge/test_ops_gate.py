@@ -109,7 +109,7 @@ def test_a_device_that_answers_exactly_is_green_and_bits_are_never_a_matter_of_c
 def test_the_measuring_is_controlled_by_one_fault_of_each_kind() -> None:
     results = ops_controls()
     assert all(control.behaved for control in results)
-    assert [control.expected for control in results] == ["pass", *["fire"] * len(FAULTS)]
+    assert [control.expected for control in results] == ["pass"] * 2 + ["fire"] * len(FAULTS)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from silencing import Silenced, silenced
 import oracle.judge.controls as controls
 import oracle.judge.gate as gate_module
 import oracle.judge.ledger as ledger
+import oracle.judge.ops_audit as ops_audit
+import oracle.judge.ops_controls as ops_controls
 import oracle.judge.verdict as verdict
 from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
@@ -164,6 +166,17 @@ def test_no_condition_of_the_ledger_can_be_silenced_unseen(whole: Case, monkeypa
         monkeypatch.setattr(verdict, "ledger_controls", mutant.names["ledger_controls"])
 
     expect(survivors(whole, "slots", ledger, ("judge_ledger",), swap), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["measuring ops"])
+def test_no_condition_of_what_measures_ops_can_be_silenced_unseen(
+    whole: Case, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def swap(mutant: Silenced) -> None:
+        monkeypatch.setattr(ops_controls, "measure", mutant.names["measure"])
+
+    expect(survivors(whole, "ops", ops_audit, ("measure",), swap), name)
 
 
 def test_every_listed_reason_is_a_sentence() -> None:
