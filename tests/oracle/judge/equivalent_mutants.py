@@ -59,6 +59,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "ops": {
         "judge: case.run.ops is None -> False": _RAISES,
     },
+    "measuring ops": {
+        "_misshapen: isinstance(found, np.ndarray) -> False": _PRINTED,
+    },
     "slots": {
         "judge: seen is None -> False": _RAISES,
         "expected_uses: ids is None -> False": _RAISES,
