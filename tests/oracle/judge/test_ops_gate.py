@@ -14,6 +14,7 @@ from judge_cases import mini_golden
 import oracle.judge.session as session
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
+from oracle.golden.format import load_golden
 from oracle.judge import ops_exact
 from oracle.judge.controls import device_controls
 from oracle.judge.gate import Case
@@ -23,9 +24,10 @@ from oracle.judge.ops_audit import audit_ops, measure, rounded_exactly
 from oracle.judge.ops_cases import MINI, OpPlan, plans
 from oracle.judge.ops_controls import FAULTS, ops_controls
 from oracle.judge.session import SessionOptions, record_session, run_session
+from oracle.judge.unfinished_session import unfinished_session
 from oracle.subjects.ops import HostArray, OpsEvidence, OpStatistics, Parameter, array_dtype
 from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
-from oracle.subjects.run import load_run, save_run
+from oracle.subjects.run import ResidentEvidence, load_run, save_run
 
 GATE = OpsGate()
 SMALL = {plan.name: plan for plan in plans((MINI,))}
@@ -233,3 +235,16 @@ def test_statistics_count_what_they_say() -> None:
     assert (found.compared, found.non_finite, found.constant_rows) == (right.size, 1, 1)
     assert found == replace(found, case=plan.name, dtype="bfloat16", unequal=0, on_grid=0, fault="")
     assert isinstance(found, OpStatistics)
+
+
+def test_an_unfinished_session_keeps_what_was_measured_of_ops_and_of_residents(tmp_path: Path) -> None:
+    golden = load_golden(mini_golden())
+    request = SubjectRequest(mini_checkpoint())
+    ops = PromptJob("tt", request, mini_golden(), "copying", ops=True)
+    measured = PromptOutcome(ops, IDENTITY, None, None, None, {}, None, planned_evidence())
+    prompt = replace(ops, ops=False)
+    read = PromptOutcome(prompt, IDENTITY, None, DeviceFault("hang", "1"), None, {}, ResidentEvidence(1, (("head", 1, 2),)))
+    with unfinished_session(tmp_path / "state", golden, ops, resume=False) as kept:
+        for outcome in (measured, read):
+            kept.put(outcome)
+        assert (kept.get(ops), kept.get(prompt)) == (measured, read)
