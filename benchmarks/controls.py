@@ -24,6 +24,7 @@ from oracle.judge.controls import auditor_controls, gate_controls
 from oracle.judge.gate import Case
 from oracle.judge.gates import GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
+from oracle.judge.ops_controls import ops_controls
 from oracle.judge.resident_controls import resident_controls
 from oracle.judge.session import DEFAULT_SUBJECT, PERFECT, SessionOptions, record_session
 from oracle.judge.verdict import require_class
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _audit(checkpoint: Checkpoint) -> None:
     auditor_controls(checkpoint)
     resident_controls(checkpoint)
+    ops_controls()
 
 
 def _seconds(value: float | None) -> str:

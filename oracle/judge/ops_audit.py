@@ -76,8 +76,13 @@ def _measured(plan: OpPlan, exact: Exact, found: HostArray) -> OpStatistics:
     finite = specified & np.isfinite(values)
     true, got = exact.value[finite], values[finite]
     error = got - true
-    signed = error / exact.unit[finite]
+    unit = exact.unit[finite]
+    signed = error / unit
     count = max(error.size, 1)
+    variance = (signed * signed).sum() / count**2
+    if exact.shared:
+        rows_seen = max(int(_by_row(finite).any(axis=1).sum()), 1)
+        variance += ((np.broadcast_to(exact.noise, finite.shape)[finite] / unit) ** 2).sum() / count / rows_seen
     rows = [row[mask] for row, mask in zip(_by_row(values), _by_row(specified), strict=True) if mask.all()]
     grid = found[finite].astype(array_dtype("bfloat16")).astype(np.float64) == got if exact.dtype == "float32" else ()
     return OpStatistics(
@@ -88,7 +93,7 @@ def _measured(plan: OpPlan, exact: Exact, found: HostArray) -> OpStatistics:
         worst=_kept(np.abs(error) / exact.limit[finite]),
         bias=_short(signed.sum() / count),
         growth=_short((signed * np.sign(true)).sum() / count),
-        standard_error=_short(np.sqrt((signed * signed).sum()) / count),
+        standard_error=_short(np.sqrt(variance)),
         non_finite=int((specified & ~np.isfinite(values)).sum()),
         constant_rows=sum(bool((row == row[0]).all()) for row in rows),
         on_grid=int(np.sum(grid)),

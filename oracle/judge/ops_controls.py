@@ -16,6 +16,7 @@ from oracle.judge.ops_cases import MINI, OpPlan, plans
 from oracle.subjects.ops import HostArray, OpsEvidence, array_dtype
 
 _LINEAR, _ROUTER, _NORM = "linear qkv mini bfloat16", "linear router mini float32", "rms_norm q heads mini bfloat16"
+_HEAD, _EXACT_NORM = "linear head mini float32", "rms_norm q heads mini float32"
 _ATTENTION = "paged_scaled_dot_product_attention_decode window mini bfloat16"
 _TOPK, _CACHE, _CAST = "topk mini float32", "paged_update_cache mini bfloat16", "typecast to mini float32"
 
@@ -31,8 +32,8 @@ def _on_grid(results: tuple[HostArray, ...]) -> tuple[HostArray, ...]:
     return tuple(array.astype(array_dtype("bfloat16")).astype(np.float32) for array in results)
 
 
-def _scaled(results: tuple[HostArray, ...]) -> tuple[HostArray, ...]:
-    return tuple((array.astype(np.float32) * np.float32(1.005)).astype(array.dtype) for array in results)
+def _scaled_by(part: float) -> Spoil:
+    return lambda results: tuple((array.astype(np.float64) * (1 + part)).astype(array.dtype) for array in results)
 
 
 def _set(value: float, *, rows: bool = False) -> Spoil:
@@ -51,7 +52,8 @@ def _turned(results: tuple[HostArray, ...]) -> tuple[HostArray, ...]:
 
 FAULTS: dict[str, tuple[str, Spoil, str]] = {
     "truncated": (_LINEAR, _cut, "lean to one side"),
-    "half a percent too large": (_NORM, _scaled, "lean to one side"),
+    "half a percent too large": (_NORM, _scaled_by(0.005), "lean to one side"),
+    "a tenth of the noise too large": (_HEAD, _scaled_by(1.5e-6), "lean to one side"),
     "bf16 logits": (_ROUTER, _on_grid, "bf16 grid"),
     "an element off": (_LINEAR, _set(9.0), "above its bound"),
     "NaN": (_ROUTER, _set(np.nan), "NaN"),
@@ -61,6 +63,7 @@ FAULTS: dict[str, tuple[str, Spoil, str]] = {
     "pages swapped": (_CACHE, _turned, "changed bits"),
     "subnormals flushed": (_CAST, lambda r: (np.where(np.abs(r[0]) < 2.0**-126, r[0] * 0, r[0]),), "changed bits"),
     "another dtype": (_LINEAR, lambda r: (r[0].astype(np.float32),), "no result to compare"),
+    "a list": (_ROUTER, lambda r: (r[0].tolist(),), "no result to compare"),
     "a row short": (_LINEAR, lambda r: (r[0][1:],), "no result to compare"),
     "no results": (_LINEAR, lambda _: (), "no result to compare"),
 }
@@ -73,6 +76,10 @@ def ops_controls() -> tuple[ControlResult, ...]:
     honest = OpsEvidence(tuple(_measured(plan, lambda results: results) for plan in small.values()))
     planned = tuple((plan.name, plan.dtype) for plan in small.values())
     results = [ControlResult("ops answered exactly", "pass", judge_ops(honest, planned).verdict)]
+    # What the elements of a row have in common, as the float32 root of a norm, is no bias.
+    norm = small[_EXACT_NORM]
+    noisy = judge_ops(OpsEvidence((_measured(norm, _scaled_by(4e-7)),)), ((norm.name, norm.dtype),))
+    results.append(ControlResult("ops with the noise of a root", "pass", noisy.verdict))
     for name, (case, spoil, words) in FAULTS.items():
         plan = small[case]
         judged = judge_ops(OpsEvidence((_measured(plan, spoil),)), ((plan.name, plan.dtype),))

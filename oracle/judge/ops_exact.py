@@ -36,6 +36,7 @@ class Exact:
     Attributes:
         value: float64; NaN where nothing is specified. Or, with `equal`, the very array that must come out.
         noise, steps: as this module's docstring says; absolute.
+        shared: all elements of a row have their noise in common, as from one root or one softmax; no mean over them lessens it.
         dtype: that the result must have.
     """
 
@@ -44,6 +45,7 @@ class Exact:
     noise: Float64 | float = 0.0
     steps: Float64 | float = 0.0
     equal: bool = False
+    shared: bool = False
 
     @property
     def unit(self) -> Float64:
@@ -59,7 +61,7 @@ class Exact:
 
 def ulp(values: Float64, dtype: str) -> Float64:
     """The distance between neighbours in `dtype` at each of `values`."""
-    exponent = np.maximum(np.frexp(values)[1] - 1, _LEAST_EXPONENT)
+    exponent = np.where(values == 0, _LEAST_EXPONENT, np.maximum(np.frexp(values)[1] - 1, _LEAST_EXPONENT))
     return np.ldexp(1.0, exponent - _STORED_BITS[dtype])
 
 
@@ -68,7 +70,7 @@ def rms_norm(x: Float64, weight: Float64, epsilon: float, dtype: str) -> Exact:
     width = x.shape[-1]
     value = weight[0] * x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)
     noise = (np.sqrt(width) * _U32 / 2 + _FUNCTION) * np.abs(value)
-    return Exact(value, dtype, noise, _UNIT_ROUNDOFF[dtype] * np.abs(value))
+    return Exact(value, dtype, noise, _UNIT_ROUNDOFF[dtype] * np.abs(value), shared=True)
 
 
 def product(a: Float64, b: Float64, dtype: str) -> Exact:
@@ -127,7 +129,7 @@ def attention(q: Float64, keys: list[Float64], values: list[Float64], scale: flo
             value[user, head] = weights @ v[group]
             of_scores = np.sqrt(width) * np.abs(products).sum(axis=1).max()
             noise[user, head] = (2 * of_scores + 2 * np.sqrt(len(weights)) + 8) * _U32 * (weights @ np.abs(v[group]))
-    return Exact(value, dtype, noise)
+    return Exact(value, dtype, noise, shared=True)
 
 
 def top_columns(x: Float64, k: int) -> npt.NDArray[np.int64]:

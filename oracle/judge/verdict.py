@@ -26,6 +26,8 @@ from oracle.subjects.run import Run
 REPORT_SCHEMA = "kolibri-gate/1"
 LOCALISED = ("flips", "logits", "residual")
 """Gates whose red asks which layer is off."""
+_WITHOUT_PROMPTS = ("golden", "ops")
+"""Gates that see all they compare whatever prompts were run."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,9 @@ def judge_session(
             continue
         result = _judge_gate(gate, case, control_case, sound, aligned, impossible, tuple(device))
         results.append(result)
-        entries.append(_entry(result, gate.name in required, _left_out(golden, run) if gate.name != "golden" else ""))
+        entries.append(
+            _entry(result, gate.name in required, _left_out(golden, run) if gate.name not in _WITHOUT_PROMPTS else "")
+        )
     # The ledger judges in every session, however narrowed: without it a dead control would go unnoticed.
     results.append(_judge_ledger(entries, [n for n in required if n != LEDGER], run, facts, controlled))
     entries.append(_entry(results[-1], required=True))

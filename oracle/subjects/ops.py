@@ -90,7 +90,7 @@ class OpStatistics:
             the last one may add (`oracle.judge.ops_exact`).
         worst: greatest error as a multiple of what the op may be off there.
         bias: mean signed error, in units; `growth` the same of magnitudes, negative where results are too small.
-        standard_error: of both means, were there no bias.
+        standard_error: of both means, were there no bias; with what a row's elements have in common.
         non_finite: NaN or infinite elements where the true value is finite.
         constant_rows: rows of one value where the true row has several.
         on_grid: float32 elements that bfloat16 holds too, where that is not to be expected of all.

@@ -94,6 +94,12 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "judge: compared <= 0 -> False": "a judgement that compared nothing is incomplete without any finding",
         "judge: seen is None -> False": _RAISES,
     },
+    "ops": {
+        "judge: case.run.ops is None -> False": _RAISES,
+    },
+    "measuring ops": {
+        "_misshapen: isinstance(found, np.ndarray) -> False": _PRINTED,
+    },
     "slots": {
         "judge: seen is None -> False": _RAISES,
         "expected_uses: ids is None -> False": _RAISES,

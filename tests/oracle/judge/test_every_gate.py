@@ -20,13 +20,14 @@ from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden
 from oracle.judge.gate import Case, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
+from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slots import expected_uses
 from oracle.judge.staging import planned_evidence
 from oracle.judge.verdict import Report, judge_session
 from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
 GATES_OF_RUNS = [gate.name for gate in GATES if gate.needs_alignment]
-MEASURED = [gate.name for gate in GATES if gate.name not in ("golden", "staging", "slots")]
+MEASURED = [gate.name for gate in GATES if gate.name not in ("golden", "staging", "slots", "ops")]
 RUN_ARRAYS = [f.name for f in fields(PromptRun)]
 RUN_FLOATS = ("logits_at_golden", "top_logits", "logsumexp", "expert_weights", "sketch")
 GOLDEN_FLOATS = ("top_logits", "logsumexp", "expert_weights", "router_gap", "sketch")
@@ -42,7 +43,8 @@ def whole(case: Case) -> Case:
     slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
     identity = replace(case.run.identity, required_gates=GATE_NAMES, device={"kind": "sim"})
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    shown = small.with_run(identity=identity, slots=slots, stats=stats, residents=planned_evidence(small, len(prompts)))
+    residents, ops = planned_evidence(small, len(prompts)), planned_ops()
+    shown = small.with_run(identity=identity, slots=slots, stats=stats, residents=residents, ops=ops)
     return replace(shown, base=None)
 
 
@@ -90,7 +92,7 @@ def test_a_golden_whose_prompt_has_no_positions_is_red(whole: Case, gate: str) -
     red(whole.with_golden(prompts=(gone, *rest)), whole, gate)
 
 
-@pytest.mark.parametrize("gate", [gate.name for gate in GATES if gate.name != "golden"])
+@pytest.mark.parametrize("gate", [gate.name for gate in GATES if gate.name not in ("golden", "ops")])
 def test_a_run_without_prompts_is_red(whole: Case, gate: str) -> None:
     red(whole.with_run(prompts={}, slots=SlotEvidence(), residents=ResidentEvidence(), stats={}), whole, gate)
 

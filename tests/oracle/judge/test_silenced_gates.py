@@ -24,6 +24,8 @@ from silencing import Silenced, silenced
 import oracle.judge.controls as controls
 import oracle.judge.gate as gate_module
 import oracle.judge.ledger as ledger
+import oracle.judge.ops_audit as ops_audit
+import oracle.judge.ops_controls as ops_controls
 import oracle.judge.routing as routing
 import oracle.judge.shown_router as shown_router
 import oracle.judge.verdict as verdict
@@ -34,6 +36,7 @@ from oracle.golden.format import load_golden
 from oracle.judge.gate import Case, Gate
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
+from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slots import expected_uses
 from oracle.judge.staging import planned_evidence
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -74,7 +77,8 @@ def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None 
     uses = expected_uses(case)
     slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    return case.with_run(slots=slots, stats=stats, residents=planned_evidence(case, len(golden.prompts)))
+    residents, ops = planned_evidence(case, len(golden.prompts)), planned_ops()
+    return case.with_run(slots=slots, stats=stats, residents=residents, ops=ops)
 
 
 def judged(whole: Case, gate: str, numeric_class: Any) -> verdict.Report:
@@ -174,6 +178,17 @@ def test_no_condition_of_the_ledger_can_be_silenced_unseen(whole: Case, monkeypa
         monkeypatch.setattr(verdict, "ledger_controls", mutant.names["ledger_controls"])
 
     expect(survivors(whole, "slots", ledger, ("judge_ledger",), swap), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["measuring ops"])
+def test_no_condition_of_what_measures_ops_can_be_silenced_unseen(
+    whole: Case, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def swap(mutant: Silenced) -> None:
+        monkeypatch.setattr(ops_controls, "measure", mutant.names["measure"])
+
+    expect(survivors(whole, "ops", ops_audit, ("measure",), swap), name)
 
 
 def test_every_listed_reason_is_a_sentence() -> None:

@@ -212,7 +212,7 @@ def test_a_harness_under_which_even_the_perfect_subject_fails_ends_red(few: Case
 def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, few: Case) -> None:
     absent = "the subject does not declare it, and its evidence is not in the run"
     reasons = {entry.gate: entry.reason for entry in judged(few).ledger}
-    assert reasons == {name: absent if name in ("staging", "slots") else "" for name in GATE_NAMES}
+    assert reasons == {name: absent if name in ("staging", "slots", "ops") else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
     report = judged(with_run(late, residents=None), perfect=few.run)
@@ -221,6 +221,7 @@ def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, fe
     assert reasons == {
         **dict.fromkeys(("chain", "flips", "logits", "residual", "routing"), unaligned),
         "staging": "the run holds no read-back of resident operands",
+        "ops": "the run holds no statistics of single ops",
     }
 
 

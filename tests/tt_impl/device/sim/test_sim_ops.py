@@ -11,7 +11,7 @@ from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice
 
-BLOCK, GROUPS, WIDTH = 32, 2, 32
+GROUPS, WIDTH = 2, 32
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def test_heads_are_cut_and_joined_in_order(device: SimDevice) -> None:
 class Pages:
     """A paged cache of five blocks, filled position by position through a permuted table."""
 
-    def __init__(self, device: SimDevice, length: int) -> None:
+    def __init__(self, device: SimDevice, length: int, block: int = 32) -> None:
         rng = np.random.default_rng(5)
-        shape = (5, GROUPS, BLOCK, WIDTH)
+        shape = (5, GROUPS, block, WIDTH)
         self.device = device
         self.caches = [device.allocate_tensor_on_device(shape, DType.FLOAT32, Layout.TILE, name) for name in ("k", "v")]
         self.table = put(device, np.array([[3, 0, 4, 1, 2]]), DType.INT32, Layout.ROW_MAJOR, "table")
@@ -123,12 +123,12 @@ class Pages:
         return out
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 70])
+@pytest.mark.parametrize(("length", "block"), [(1, 32), (31, 32), (32, 32), (33, 32), (70, 32), (70, 16), (70, 64)])
 @pytest.mark.parametrize("window", [None, 1, 9, 33])
 def test_paged_attention_sees_the_window_with_its_own_position_and_nothing_else(
-    device: SimDevice, length: int, window: int | None
+    device: SimDevice, length: int, block: int, window: int | None
 ) -> None:
-    pages = Pages(device, length)
+    pages = Pages(device, length, block)
     first = 0 if window is None else max(0, length - window)
     assert np.allclose(pages.attend(window), pages.expected(first), rtol=1e-5, atol=1e-6)
 
