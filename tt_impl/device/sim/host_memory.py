@@ -22,7 +22,8 @@ def reserve(nbytes: int) -> mmap.mmap:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, OverflowError, ValueError) as error:
         raise UsageError(
-            f"cannot reserve {nbytes} bytes of address space for simulated DRAM ({error}); use a smaller one, or lift `ulimit -v`"
+            f"cannot reserve {nbytes} bytes of address space for simulated DRAM ({error}); "
+            "use a smaller one, or lift `ulimit -v`"
         ) from error
 
 

@@ -60,9 +60,7 @@ class FaultInjector:
     def op(self, name: str) -> None:
         """One more op called `name` is about to be enqueued."""
         count = self._ops[name] = self._ops.get(name, 0) + 1
-        due = [
-            (i, f) for i, f in self._of(OnOp) if isinstance(f.when, OnOp) and f.when.name == name and f.when.nth == count
-        ]
+        due = [(i, f) for i, f in self._of(OnOp) if isinstance(f.when, OnOp) and f.when.name == name and f.when.nth == count]
         self._strike_behind_next(due)
 
     def event(self, number: int) -> None:

@@ -58,6 +58,7 @@ class CommandQueues:
         tails: per queue, the position of the command enqueued last.
         capture: the trace that ops are recorded into, if any.
         behind_next: commands that run right behind the next one enqueued.
+        closed: the device was closed, and takes nothing.
     """
 
     def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
@@ -71,6 +72,7 @@ class CommandQueues:
         self.settled = [0] * count
         self.capture: SimTrace | None = None
         self.behind_next: list[Command] = []
+        self.closed = False
 
     def enqueue(self, command: Command, cq_id: int = 0) -> None:
         """Let `command` run on queue `cq_id` in its turn; while a trace is captured, record it instead."""
@@ -83,6 +85,7 @@ class CommandQueues:
 
     def push(self, command: Command, cq_id: int) -> None:
         """As `enqueue`, also while a trace is captured."""
+        self.refuse_if_closed()
         self._commands[cq_id].append(command)
         self.tails[cq_id] += 1
         pending = 0
@@ -91,6 +94,11 @@ class CommandQueues:
         turns = self._schedule.turns(pending)
         if turns:
             self._run(turns)
+
+    def refuse_if_closed(self) -> None:
+        """Raise `DeviceFault("closed")` after the device was closed."""
+        if self.closed:
+            raise DeviceFault("closed", "the device was closed; open a new one")
 
     def enqueue_read(self, handle: SimReadHandle, command: Command, cq_id: int) -> None:
         self._reads[cq_id].append((self.tails[cq_id] + 1, handle))
@@ -179,23 +187,3 @@ class CommandQueues:
 
 def _blocked(command: Command) -> TypeGuard[_Wait]:
     return isinstance(command, _Wait) and not command.over
-
-
-class ClosedQueues(CommandQueues):
-    """The queues of a closed device: they take nothing."""
-
-    def enqueue(self, command: Command, cq_id: int = 0) -> None:
-        raise _closed()
-
-    def push(self, command: Command, cq_id: int) -> None:
-        raise _closed()
-
-    def mark(self, cq_id: int) -> SimEvent:
-        raise _closed()
-
-    def settle(self, goals: dict[int, int], event: int) -> None:
-        raise _closed()
-
-
-def _closed() -> DeviceFault:
-    return DeviceFault("closed", "the device was closed; open a new one")
