@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -101,11 +102,12 @@ class SimMachine:
         return self._allocate(tuple(shape), dtype, layout, label)
 
     def deallocate(self, tensor: Tensor) -> None:
-        self._queue.refuse_if_closed()
+        if self._queue.closed:
+            self._queue.refuse_if_closed()
         buffer = self._owned(tensor).buffer
         self._dram.free(buffer, "deallocate", self._log.number + 1)
         self._log.note("deallocations")
-        if not self._tracer.keeps(buffer):
+        if buffer.owner is None or not self._tracer.keeps(buffer):
             self._reclaim(buffer)
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, *, cq_id: int = 0) -> None:
@@ -192,7 +194,7 @@ class SimMachine:
     def synchronize_device(self, *, cq_id: int | None = None) -> None:
         self._enter("synchronize_device")
         tails = self._queue.tails
-        goals = dict(enumerate(tails)) if cq_id is None else {self._checked(cq_id): tails[cq_id]}
+        goals = dict(enumerate(tails[: self._queue.count])) if cq_id is None else {self._checked(cq_id): tails[cq_id]}
         self._log.note_wait("synchronizes")
         self._settle(goals, "synchronize_device", drain=True)
 
@@ -252,22 +254,24 @@ class SimMachine:
         return tensor
 
     def _allocate(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        nbytes = size_of(shape, dtype, layout, label)
-        buffer = self._dram.allocate(nbytes, page_bytes(shape, dtype, layout), label)
+        nbytes, page = footprint(shape, dtype, layout)
+        buffer = self._dram.allocate(nbytes, page, label)
         self._log.note("allocations")
         return SimTensor(shape, dtype, layout, buffer)
 
     def _reclaim(self, buffer: Buffer) -> None:
         """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
-        queues = self._queue
-        pending = [cq_id for cq_id, ran in enumerate(queues.ran) if buffer.used[cq_id] > ran]
         self._dram.reclaim(buffer)
-        if not pending:
+        queues, used = self._queue, buffer.used
+        pending = used[0] > queues.ran[0]
+        if used[1] > queues.ran[1]:
+            if pending:
+                queues.wait(SimEvent(queues, 0, used[0]), 1)
+            queues.push(buffer.poison, 1)
+        elif pending:
+            queues.push(buffer.poison, 0)
+        else:
             buffer.poison()
-            return
-        for other in pending[1:]:
-            queues.wait(SimEvent(queues, other, buffer.used[other]), pending[0])
-        queues.push(buffer.poison, pending[0])
 
     def _settle(self, goals: dict[int, int], call: str, *, drain: bool = False) -> None:
         self._queue.settle(goals, self._log.number)
@@ -276,10 +280,8 @@ class SimMachine:
             self._injector.drained()
 
     def _checked(self, cq_id: int) -> int:
-        if not 0 <= cq_id < len(self._queue.ran):
-            raise self._fault(
-                "bad-queue", f"there is no command queue {cq_id}; the device was opened with {len(self._queue.ran)}"
-            )
+        if not 0 <= cq_id < self._queue.count:
+            raise self._fault("bad-queue", f"there is no command queue {cq_id}; the device was opened with {self._queue.count}")
         return cq_id
 
     def _enter(self, call: str) -> None:
@@ -305,10 +307,17 @@ class SimMachine:
         return fault if "[event " in fault.message else self._fault(fault.kind, fault.message)
 
 
-def size_of(shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> int:
-    """Packed bytes of a tensor, if there can be such a one."""
+@lru_cache(maxsize=4096)
+def footprint(shape: tuple[int, ...], dtype: DType, layout: Layout) -> tuple[int, int]:
+    """Packed bytes of a tensor and of a page of it.
+
+    Raises:
+        DeviceFault: `bad-operand`, there is no such tensor.
+    """
     if layout is Layout.TILE and (dtype is DType.FP8_E4M3 or len(shape) < 2):
-        raise DeviceFault("bad-operand", f"{label}: TILE takes two or more dimensions and no fp8_e4m3")
+        raise DeviceFault(
+            "bad-operand", f"TILE takes two or more dimensions and no fp8_e4m3, this is {dtype.label} {list(shape)}"
+        )
     if layout is Layout.ROW_MAJOR and dtype is DType.BFLOAT8_B:
-        raise DeviceFault("bad-operand", f"{label}: bfloat8_b is TILE only")
-    return packed_bytes(shape, dtype, layout)
+        raise DeviceFault("bad-operand", f"bfloat8_b is TILE only, this is row_major {list(shape)}")
+    return packed_bytes(shape, dtype, layout), page_bytes(shape, dtype, layout)

@@ -10,9 +10,9 @@ from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim.kernels import Float32
 from tt_impl.device.sim.layout import pack_into, unpack
-from tt_impl.device.sim.machine import SimMachine, size_of
+from tt_impl.device.sim.machine import SimMachine, footprint
 from tt_impl.device.sim.tensor import SimTensor
-from tt_impl.device.sim.workload import dram_bytes, flops
+from tt_impl.device.sim.workload import WITH_FLOPS, dram_bytes, flops
 
 __all__ = ["SimMemory", "SimTensor"]
 
@@ -27,7 +27,7 @@ class SimMemory(SimMachine):
 
     def _output(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...], dtype: DType) -> SimTensor:
         """Log `op`, check that its operands live, and allocate its TILE output; the op's command is enqueued next."""
-        self._operate(op, operands, shape, size_of(shape, dtype, Layout.TILE, op))
+        self._operate(op, operands, shape, footprint(shape, dtype, Layout.TILE)[0])
         return self._new_tensor(shape, dtype, Layout.TILE, op)
 
     def _operate(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...] = (), written: int = 0) -> None:
@@ -36,7 +36,7 @@ class SimMemory(SimMachine):
         for operand in taken:
             if operand.dtype is DType.FP8_E4M3:
                 raise DeviceFault("bad-operand", f"{op} of {operand.label}: no op takes fp8_e4m3")
-        self._log.note_op(op, dram_bytes(op, taken, written), flops(op, taken, shape))
+        self._log.note_op(op, dram_bytes(op, taken, written), flops(op, taken, shape) if op in WITH_FLOPS else 0)
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""
