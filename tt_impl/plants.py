@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Bytes
-from tt_impl.device.sim import EXACT, QUIRK_PROFILES, Fault, FaultPlan, Flip, OnDrain, OnWrite, Quirks, SimDevice
+from tt_impl.device.sim import Fault, FaultPlan, Flip, OnDrain, OnWrite, Schedule, SimDevice
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.staging import WeightSource
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a simulated decoder is assembled from."""
+    """What a simulated decoder is assembled from. `open_device` takes `schedule=`."""
 
     config: Kolibri1Config
     weights: WeightSource
     experts: ExpertSource
-    open_device: Callable[[], SimDevice] = SimDevice
+    open_device: Callable[..., SimDevice] = SimDevice
 
     @property
     def planted_layer(self) -> int:
@@ -40,7 +41,7 @@ class Plant:
 
 
 def _with_fault(parts: Parts, fault: Fault) -> Parts:
-    return replace(parts, open_device=lambda: SimDevice(faults=FaultPlan((fault,))))
+    return replace(parts, open_device=partial(SimDevice, faults=FaultPlan((fault,))))
 
 
 def flip_slot_byte(parts: Parts) -> Parts:
@@ -74,8 +75,8 @@ def stage_wrong_expert(parts: Parts) -> Parts:
 class _SkipsOneSynchronize(SimDevice):
     """Leaves out its `which`-th synchronization, counted from 1."""
 
-    def __init__(self, which: int) -> None:
-        super().__init__()
+    def __init__(self, which: int, *, schedule: Schedule) -> None:
+        super().__init__(schedule=schedule)
         self._left = which
 
     def synchronize_device(self, *, cq_id: int | None = None) -> None:
@@ -86,7 +87,7 @@ class _SkipsOneSynchronize(SimDevice):
 
 def skip_drain(parts: Parts) -> Parts:
     """The settling of one layer's first fills is left out. Cold slots make every layer drain in the first step."""
-    return replace(parts, open_device=lambda: _SkipsOneSynchronize(parts.planted_layer + 1))
+    return replace(parts, open_device=partial(_SkipsOneSynchronize, parts.planted_layer + 1))
 
 
 class _SwapsNames:
@@ -126,7 +127,7 @@ def corrupt_norm_late(parts: Parts) -> Parts:
 
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
     """The card has a quirk."""
-    return lambda parts: replace(parts, open_device=lambda: SimDevice(quirks=quirks))
+    return lambda parts: replace(parts, open_device=partial(SimDevice, quirks=quirks))
 
 
 PLANTS: Mapping[str, Plant] = {

@@ -28,7 +28,10 @@ def gate(
     subject: Annotated[
         str, typer.Option(help="What to judge: tt, perfect, reference, transformers, or any installed one.")
     ] = "tt",
-    device: Annotated[str | None, typer.Option(help="The subject's device. Default: its first, for tt `sim`.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The subject's device. Default: its first, for tt `sim`; `sim:SCHEDULE` picks when it works."),
+    ] = None,
     arm: Annotated[str | None, typer.Option(help="Setting of the subject's levers. Default: its first.")] = None,
     only: Annotated[
         str | None, typer.Option(help="Judge only gates whose name matches this glob; the ledger always runs.")

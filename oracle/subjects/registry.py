@@ -41,7 +41,10 @@ _CAUGHT_BY = re.compile(r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flip
 
 
 def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -> None:
-    """Raise `SubjectError` unless the subject has the arm, device and plant asked for: before anything costly runs."""
+    """Raise `SubjectError` unless the subject has the arm, device and plant asked for: before anything costly runs.
+
+    What stands behind a colon in the device is the subject's own to read and to refuse.
+    """
     if not factory.arms:
         raise SubjectError(f"subject {name!r} declares no arm; a subject needs at least one, with its numeric class")
     for plant, caught_by in factory.plants.items():
@@ -51,7 +54,7 @@ def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -
             )
     for what, asked, known in (
         ("arm", request.arm, tuple(factory.arms)),
-        ("device", request.device, factory.devices),
+        ("device", None if request.device is None else request.device.partition(":")[0], factory.devices),
         ("plant", request.plant, tuple(factory.plants)),
     ):
         if asked is not None and asked not in known:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oracle.errors import DeviceFault, SubjectError
+from oracle.errors import DeviceFault, SubjectError, UsageError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import StepEvidence, SubjectRequest, VerifiedFill
 from tt_impl.subject import FACTORY
@@ -45,6 +45,26 @@ def test_what_it_does_not_have_is_refused_in_one_line(tiny_folder: Path, wrong: 
     with pytest.raises(SubjectError, match=message) as caught:
         FACTORY.open(SubjectRequest(tiny_folder, **wrong))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_the_device_may_name_its_schedule(tiny_folder: Path, tokens: list[int]) -> None:
+    """And changes nothing but what the identity says of it."""
+    named = FACTORY.open(SubjectRequest(tiny_folder, device="sim:random:5"))
+    plain = FACTORY.open(SubjectRequest(tiny_folder))
+    assert (named.identity.device["kind"], named.identity.device["schedule"]) == ("sim:random:5", "random:5")
+    assert plain.identity.device["schedule"] == "lazy"
+    logits = [[subject.step(token).logits.tobytes() for token in tokens[:3]] for subject in (named, plain)]
+    assert logits[0] == logits[1]
+    with pytest.raises(UsageError, match="unknown schedule 'sloppy'; use eager, lazy, reuse or random:SEED"):
+        FACTORY.open(SubjectRequest(tiny_folder, device="sim:sloppy"))
+
+
+@pytest.mark.parametrize(("device", "schedule"), [(None, "lazy"), ("sim:random:5", "random:5")])
+def test_a_fault_says_what_replays_it(tiny_folder: Path, tokens: list[int], device: str | None, schedule: str) -> None:
+    subject = FACTORY.open(SubjectRequest(tiny_folder, device=device, plant="slot-byte"))
+    with pytest.raises(DeviceFault, match=f"; `gate --device sim:{schedule}` replays it$") as caught:
+        [subject.step(token) for token in tokens]
+    assert caught.value.kind == "slot-verification"
 
 
 def test_a_step_counts_positions_and_shapes_its_evidence(tiny_folder: Path, tokens: list[int]) -> None:

@@ -70,6 +70,8 @@ def test_a_subject_without_any_says_none(what: str) -> None:
         check_request("perfect", perfect.FACTORY, replace(REQUEST, **{what: "x"}))
 
 
-@pytest.mark.parametrize("request_", [REQUEST, replace(REQUEST, arm="exact", device="card", plant="rust")])
+@pytest.mark.parametrize(
+    "request_", [REQUEST, replace(REQUEST, arm="exact", device="card", plant="rust"), replace(REQUEST, device="card:any")]
+)
 def test_what_a_subject_has_is_accepted(request_: SubjectRequest) -> None:
     check_request("mine", _Factory, request_)  # type: ignore[arg-type]

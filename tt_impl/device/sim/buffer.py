@@ -17,6 +17,8 @@ POISON = 0x7FFF
 SENTINEL = np.array([0xFFFF, 0x7FFF, 0x7FFF, 0xFFFF] * 2, np.uint16).tobytes()
 """NaN in every format too: memory that held one is as good as poisoned when it is handed out again."""
 
+SENTINEL_BYTES = len(SENTINEL)
+
 FaultMaker = Callable[[str, str], DeviceFault]
 """From kind and text to a fault that also says when, and under which schedule."""
 
@@ -79,7 +81,8 @@ class Buffer:
         Raises:
             DeviceFault: `sentinel`.
         """
-        self._sentinels.check(self, "deallocate")
+        if self.touched and self.armed:
+            self._sentinels.check(self, "deallocate")
         self.armed = False  # from here on the place is another's
         words = self.bytes[: self.nbytes & ~1].view(np.uint16)
         words.fill(POISON)
@@ -114,9 +117,9 @@ class Sentinels:
             self.arm(buffer)
 
     def arm(self, buffer: Buffer) -> None:
-        start, end, size = buffer.start, buffer.start + buffer.nbytes, len(SENTINEL)
-        self._memory[start - size : start] = SENTINEL
-        self._memory[end : end + size] = SENTINEL
+        start, end = buffer.start, buffer.start + buffer.nbytes
+        self._memory[start - SENTINEL_BYTES : start] = SENTINEL
+        self._memory[end : end + SENTINEL_BYTES] = SENTINEL
         buffer.armed = True
 
     def check_touched(self, when: str) -> None:
@@ -129,17 +132,16 @@ class Sentinels:
         for buffer in touched:
             buffer.touched = False
         for buffer in touched:
-            self.check(buffer, when)
+            if buffer.armed:
+                self.check(buffer, when)
 
     def check(self, buffer: Buffer, when: str) -> None:
-        """Look at one buffer's sentinels, and set them again when they are reported.
+        """Look at the sentinels of one buffer that has them, and set them again when they are reported.
 
         Raises:
             DeviceFault: `sentinel`, naming the buffer and its neighbour on that side.
         """
-        if not buffer.armed:
-            return
-        memory, start, size = self._memory, buffer.start, len(SENTINEL)
+        memory, start, size = self._memory, buffer.start, SENTINEL_BYTES
         end = start + buffer.nbytes
         before, behind = memory[start - size : start], memory[end : end + size]
         if before == SENTINEL and behind == SENTINEL:

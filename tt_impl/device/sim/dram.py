@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tt_impl.device.protocol import Bytes, MemoryView
-from tt_impl.device.sim.buffer import POISON, SENTINEL, Buffer, FaultMaker, Sentinels
+from tt_impl.device.sim.buffer import POISON, SENTINEL_BYTES, Buffer, FaultMaker, Sentinels
 from tt_impl.device.sim.free_list import FreeList
 from tt_impl.device.sim.geometry import ALIGNMENT, DramGeometry
 from tt_impl.device.sim.host_memory import FreshRanges, reserve
@@ -33,6 +33,7 @@ class Dram:
         self._memory: Bytes = np.frombuffer(memory, np.uint8)
         self._free = FreeList(geometry.usable_bank_bytes, latest=latest)
         self._fault = fault
+        self._shares: dict[tuple[int, int], int] = {}
         self._count = 0
         self._fresh = FreshRanges(len(memory))
         self.live: dict[int, Buffer] = {}
@@ -44,19 +45,20 @@ class Dram:
         Raises:
             DeviceFault: `out-of-memory`, with the bytes asked for, free, and free in one piece.
         """
-        geometry = self.geometry
-        share = geometry.bank_share(nbytes, page_bytes)
+        share = self._shares.get((nbytes, page_bytes))
+        if share is None:
+            share = self._shares[nbytes, page_bytes] = self.geometry.bank_share(nbytes, page_bytes)
         address = self._free.take(share)
         if address is None:
-            view = self.view()
-            each = f" ({share} in each of {geometry.banks} banks)" if geometry.banks > 1 else ""
+            view, banks = self.view(), self.geometry.banks
+            each = f" ({share} in each of {banks} banks)" if banks > 1 else ""
             raise self._fault(
                 "out-of-memory",
                 f"{label} asked for {nbytes} bytes{each}; {view.free_bytes} of {view.total_bytes} are free, the largest piece "
                 f"{view.largest_free_bytes}; lower the slot or memo capacity, or give the device more DRAM",
             )
         start = address // ALIGNMENT * self._stride + _ROOM // 2
-        for low, high in self._fresh.claim(start - len(SENTINEL), start + nbytes + len(SENTINEL) + nbytes % 2):
+        for low, high in self._fresh.claim(start - SENTINEL_BYTES, start + nbytes + SENTINEL_BYTES + nbytes % 2):
             self._memory[low:high].view(np.uint16).fill(POISON)
         self._count += 1
         content = self._memory[start : start + nbytes]

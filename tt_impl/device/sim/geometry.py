@@ -14,9 +14,10 @@ ALIGNMENT = 64
 class DramGeometry:
     """`banks` of `bank_bytes` each, of which `reserved_bytes` are nobody's to allocate.
 
-    A buffer's pages (a tile, or a row of a ROW_MAJOR tensor) go to the banks in turn, and it has the same address in each,
-    as in tt-metal: it takes as much of every bank as of the fullest. A tensor of one long row so takes its whole length
-    eight times over.
+    A buffer's pages (a tile, or a row of a ROW_MAJOR tensor) go to the banks in turn, and it has the same address in each:
+    it takes as much of every bank as of the fullest. A tensor of one long row so takes its whole length eight times over.
+    That is what ttnn 0.81.1 does (mock P150: a uint8 row of 3,933,120 bytes takes 3,933,120 of each bank; the same bytes as
+    12,291 rows of 320 take 491,840).
 
     Raises:
         UsageError: no bank, or no room in it.
@@ -45,12 +46,12 @@ class DramGeometry:
         return -(-pages // self.banks) * (-(-page_bytes // ALIGNMENT) * ALIGNMENT)
 
 
-P150 = DramGeometry(banks=8, bank_bytes=4_272_947_072, reserved_bytes=605_696)
-"""One Blackhole P150: 34,178,731,008 bytes for tensors.
+P150 = DramGeometry(banks=8, bank_bytes=4_277_141_376, reserved_bytes=4_800_000)
+"""One Blackhole P150: 34,178,731,008 bytes for tensors, what a port that ran on one had.
 
-The banks are what ttnn 0.81.1 opens a mock P150 with, 34,183,576,576 bytes in all; the port that ran on a card had
-34,178,731,008. The difference is 605,696 bytes in each bank. What takes them is not known (a trace region would look like
-this); they are modelled as nobody's.
+The banks are those of a mock P150 that ttnn 0.81.1 opens without a trace region; one takes its share of every bank, rounded
+up to 8,192 (32 MiB leave 4,272,947,072). The port's figure is these banks less 38,400,000 bytes in all, which is what an
+evenly split trace region of that size would take; that it had one is a guess.
 """
 
 SMALL = DramGeometry(banks=8, bank_bytes=128 << 20)

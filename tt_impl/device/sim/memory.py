@@ -1,241 +1,33 @@
-"""The simulated card without its ops: tensors, transfers, queues, traces, and the store and load that ops are made of."""
+"""What the simulated card's ops are made of: check and log, allocate the output, load, store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from oracle.errors import DeviceFault, UsageError
-from tt_impl.device.protocol import Bytes, DType, Event, HostArray, Layout, MemoryView, Tensor, Trace
-from tt_impl.device.sim.buffer import Buffer
-from tt_impl.device.sim.cost import CostModel, ModelledTime
-from tt_impl.device.sim.dram import Dram
-from tt_impl.device.sim.event_log import EventLog
-from tt_impl.device.sim.faults import FaultPlan
-from tt_impl.device.sim.geometry import SMALL, DramGeometry, one_bank
-from tt_impl.device.sim.injector import FaultInjector
+from oracle.errors import DeviceFault
+from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim.kernels import Float32
-from tt_impl.device.sim.layout import pack, pack_into, packed_bytes, page_bytes, unpack
-from tt_impl.device.sim.queue import ClosedQueues, CommandQueues, SimEvent
-from tt_impl.device.sim.read_handle import SimReadHandle
-from tt_impl.device.sim.schedule import LazySchedule, Schedule
+from tt_impl.device.sim.layout import pack_into, unpack
+from tt_impl.device.sim.machine import SimMachine, footprint
 from tt_impl.device.sim.tensor import SimTensor
-from tt_impl.device.sim.trace import SimTrace
-from tt_impl.device.sim.tracer import Tracer
-from tt_impl.device.sim.workload import dram_bytes as dram_bytes_of
-from tt_impl.device.sim.workload import flops as flops_of
+from tt_impl.device.sim.workload import WITH_FLOPS, dram_bytes, flops
 
-_MAX_QUEUES = 2
+__all__ = ["SimMemory", "SimTensor"]
 
 
-class SimMemory:
-    """Memory, transfers, synchronization and traces of the simulated card; see `protocol.Device` for what each call does.
+class SimMemory(SimMachine):
+    """The simulated card, ready for ops.
 
-    A write packs its array when it is enqueued, so the host may change it afterwards; real drivers may copy later, and a
-    decoder must not rely on more than this one grants. Decoded operands are kept on the buffer they were decoded from and
-    dropped with any change of its bytes.
-
-    Args:
-        dram: its banks.
-        dram_bytes: one bank of so many bytes in place of `dram`.
-        schedule: when enqueued commands run; `LazySchedule` when None.
-        faults: what goes wrong by itself; nothing when None.
-        command_queues: 1 or 2.
-        flushes_fp8_subnormals: a quirk: an fp8 read-back's `array` is converted on the way; its `bytes` are not.
-        cost: of `modelled_time`.
+    An op calls `_output` (or `_operate` when it writes into an operand), then `self._queue.enqueue` with a closure that
+    loads, computes and stores: exactly one for each op, which a trace records as it is. Decoded operands are kept on the
+    buffer they were decoded from and dropped with any change of its bytes.
     """
-
-    def __init__(
-        self,
-        *,
-        dram: DramGeometry = SMALL,
-        dram_bytes: int | None = None,
-        schedule: Schedule | None = None,
-        faults: FaultPlan | None = None,
-        command_queues: int = _MAX_QUEUES,
-        flushes_fp8_subnormals: bool = False,
-        cost: CostModel | None = None,
-    ) -> None:
-        if not 1 <= command_queues <= _MAX_QUEUES:
-            raise UsageError(f"command_queues is {command_queues}; a device has 1 or {_MAX_QUEUES}")
-        self._schedule = schedule or LazySchedule()
-        geometry = dram if dram_bytes is None else one_bank(dram_bytes)
-        self._dram = Dram(geometry, self._fault, latest=self._schedule.latest_address)
-        self._queue = CommandQueues(self._schedule, command_queues, self._placed)
-        self._log = EventLog()
-        self._tracer = Tracer(self._dram, self._queue, self._log, self._fault, self._reclaim)
-        self._flushes_fp8 = flushes_fp8_subnormals
-        self._cost = cost or CostModel()
-        self._injector: FaultInjector | None = None
-        if faults is not None and faults.faults:
-            self._injector = self._log.injector = FaultInjector(faults, self._dram, self._queue)
-
-    @property
-    def event_number(self) -> int:
-        return self._log.number
-
-    @property
-    def schedule(self) -> str:
-        """The name that gives this device's schedule again."""
-        return self._schedule.name
-
-    @property
-    def faults_struck(self) -> tuple[int, ...]:
-        """For each fault of the plan, how often it has happened so far."""
-        return tuple(self._injector.struck) if self._injector is not None else ()
-
-    def event_counts(self) -> Mapping[str, int]:
-        return self._log.counts()
-
-    def modelled_time(self) -> ModelledTime:
-        """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""
-        return self._cost.time(self.event_counts())
-
-    def get_memory_view(self) -> MemoryView:
-        return self._dram.view()
-
-    def close(self) -> None:
-        self._queue = ClosedQueues(self._schedule, len(self._queue.ran), self._placed)
-
-    # Memory and transfers
-
-    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        self._tracer.refuse_in_capture("allocate_tensor_on_device")
-        return self._allocate(tuple(shape), dtype, layout, label)
-
-    def deallocate(self, tensor: Tensor) -> None:
-        buffer = self._owned(tensor).buffer
-        self._dram.free(buffer, "deallocate", self._log.number + 1)
-        self._log.note("deallocations")
-        if not self._tracer.keeps(buffer):
-            self._reclaim(buffer)
-
-    def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, *, cq_id: int = 0) -> None:
-        op = "copy_host_to_device_tensor"
-        self._tracer.refuse_in_capture(op)
-        target = self._live(tensor, op, self._checked(cq_id))
-        if array.shape != target.shape or array.dtype != target.dtype.host:
-            raise DeviceFault(
-                "bad-operand",
-                f"{op}: {target.label} is {target.dtype.label} {list(target.shape)}, the array {array.dtype} {list(array.shape)}",
-            )
-        packed = pack(array, target.layout, target.dtype)
-        buffer, injector = target.buffer, self._injector
-
-        def land() -> None:
-            buffer.bytes[:] = packed
-            buffer.changed()
-
-        def run() -> None:
-            buffer.host_writes += 1
-            if injector is None:
-                land()
-            else:
-                injector.write(buffer, land, cq_id)
-
-        self._log.note_write(packed.size)
-        self._queue.enqueue(run, cq_id)
-
-    def copy_device_to_host_tensor(
-        self, tensor: Tensor, destination: Bytes | None = None, *, blocking: bool, cq_id: int = 0
-    ) -> SimReadHandle:
-        op = "copy_device_to_host_tensor"
-        self._tracer.refuse_in_capture(op)
-        source = self._live(tensor, op, self._checked(cq_id))
-        buffer, injector = source.buffer, self._injector
-        if destination is None:
-            destination = np.empty(buffer.nbytes, np.uint8)
-        elif destination.shape != (buffer.nbytes,) or destination.dtype != np.uint8:
-            raise DeviceFault("bad-operand", f"reading {source.label} takes a uint8 vector of {buffer.nbytes} bytes")
-        self._log.note_read(buffer.nbytes, blocking=blocking)
-        handle = SimReadHandle(
-            buffer,
-            source.shape,
-            source.dtype,
-            source.layout,
-            destination,
-            self._log.number,
-            self._fault,
-            flushes_fp8=self._flushes_fp8,
-        )
-
-        def run() -> None:
-            buffer.host_reads += 1
-            if injector is None:
-                handle.take_off()
-            else:
-                injector.read(buffer, handle)
-
-        self._queue.enqueue_read(handle, run, cq_id)
-        if blocking:
-            self._settle({cq_id: self._queue.tails[cq_id]}, op)
-        return handle
-
-    # Synchronization
-
-    def record_event(self, *, cq_id: int = 0) -> SimEvent:
-        self._tracer.refuse_in_capture("record_event")
-        self._log.note("events_recorded")
-        return self._queue.mark(self._checked(cq_id))
-
-    def wait_for_event(self, event: Event, *, cq_id: int) -> None:
-        self._tracer.refuse_in_capture("wait_for_event")
-        mark = self._own_event(event, "wait_for_event")
-        self._log.note("events_awaited")
-        self._queue.wait(mark, self._checked(cq_id))
-
-    def event_synchronize(self, event: Event) -> None:
-        self._tracer.refuse_in_capture("event_synchronize")
-        mark = self._own_event(event, "event_synchronize")
-        self._log.note_wait("event_synchronizes")
-        self._settle({mark.cq_id: mark.position}, "event_synchronize", drain=True)
-
-    def synchronize_device(self, *, cq_id: int | None = None) -> None:
-        self._tracer.refuse_in_capture("synchronize_device")
-        tails = self._queue.tails
-        goals = dict(enumerate(tails)) if cq_id is None else {self._checked(cq_id): tails[cq_id]}
-        self._log.note_wait("synchronizes")
-        self._settle(goals, "synchronize_device", drain=True)
-
-    # Traces
-
-    def begin_trace_capture(self, *, cq_id: int = 0) -> SimTrace:
-        self._ops_queue(cq_id, "begin_trace_capture")
-        return self._tracer.begin()
-
-    def end_trace_capture(self, trace: Trace, *, cq_id: int = 0) -> None:
-        self._ops_queue(cq_id, "end_trace_capture")
-        self._tracer.end(trace)
-
-    def execute_trace(self, trace: Trace, *, cq_id: int = 0, blocking: bool) -> None:
-        self._ops_queue(cq_id, "execute_trace")
-        self._tracer.execute(trace, blocking=blocking)
-        if blocking:
-            self._settle({0: self._queue.tails[0]}, "execute_trace")
-
-    def release_trace(self, trace: Trace) -> None:
-        self._tracer.release(trace)
-
-    def poke(self, tensor: Tensor, offset: int, data: bytes) -> None:
-        """Change device bytes behind the decoder's back, at once: for tests and mutation campaigns.
-
-        Raises:
-            DeviceFault: `out-of-bounds`. What writes past a buffer is planted with `faults.Overwrite`.
-        """
-        buffer = self._live(tensor, "poke").buffer
-        if offset < 0 or offset + len(data) > buffer.nbytes:
-            raise self._fault(
-                "out-of-bounds", f"poke of {len(data)} bytes at offset {offset} of {buffer}, which has {buffer.nbytes}"
-            )
-        buffer.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        buffer.changed()
-
-    # What ops are made of
 
     def _output(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...], dtype: DType) -> SimTensor:
         """Log `op`, check that its operands live, and allocate its TILE output; the op's command is enqueued next."""
-        self._operate(op, operands, shape, packed_bytes(shape, dtype, Layout.TILE))
+        self._operate(op, operands, shape, footprint(shape, dtype, Layout.TILE)[0])
         return self._new_tensor(shape, dtype, Layout.TILE, op)
 
     def _operate(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...] = (), written: int = 0) -> None:
@@ -244,7 +36,7 @@ class SimMemory:
         for operand in taken:
             if operand.dtype is DType.FP8_E4M3:
                 raise DeviceFault("bad-operand", f"{op} of {operand.label}: no op takes fp8_e4m3")
-        self._log.note_op(op, dram_bytes_of(op, taken, written), flops_of(op, taken, shape))
+        self._log.note_op(op, dram_bytes(op, taken, written), flops(op, taken, shape) if op in WITH_FLOPS else 0)
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""
@@ -268,25 +60,6 @@ class SimMemory:
             decoded.setflags(write=False)
             buffer.decoded = decoded
 
-    def _live(self, tensor: Tensor, op: str, cq_id: int = 0) -> SimTensor:
-        """`tensor`, which `op`, enqueued on `cq_id` next, uses."""
-        if not isinstance(tensor, SimTensor):
-            raise DeviceFault("bad-operand", f"{op} of {tensor!r}, which is no tensor of the simulated device")
-        buffer = tensor.buffer
-        if not buffer.is_allocated:
-            raise self._fault("use-after-free", f"{op} of {buffer}, which was deallocated at event {buffer.freed_at}")
-        queues = self._queue
-        if queues.capture is None:
-            buffer.used[cq_id] = queues.tails[cq_id] + 1
-        else:
-            queues.capture.operands[buffer.identity] = buffer
-        return tensor
-
-    def _owned(self, tensor: Tensor) -> SimTensor:
-        if not isinstance(tensor, SimTensor):
-            raise DeviceFault("bad-operand", f"{tensor!r} is no tensor of the simulated device")
-        return tensor
-
     def _new_tensor(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
         """An output of the op whose command is enqueued next."""
         tensor = self._allocate(shape, dtype, layout, label)
@@ -295,55 +68,3 @@ class SimMemory:
         else:
             self._tracer.allocated(tensor.buffer)
         return tensor
-
-    # Below all of them
-
-    def _allocate(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        if layout is Layout.TILE and (dtype is DType.FP8_E4M3 or len(shape) < 2):
-            raise DeviceFault("bad-operand", f"{label}: TILE takes two or more dimensions and no fp8_e4m3")
-        if layout is Layout.ROW_MAJOR and dtype is DType.BFLOAT8_B:
-            raise DeviceFault("bad-operand", f"{label}: bfloat8_b is TILE only")
-        buffer = self._dram.allocate(packed_bytes(shape, dtype, layout), page_bytes(shape, dtype, layout), label)
-        self._log.note("allocations")
-        return SimTensor(shape, dtype, layout, buffer)
-
-    def _reclaim(self, buffer: Buffer) -> None:
-        """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
-        queues = self._queue
-        pending = [cq_id for cq_id, ran in enumerate(queues.ran) if buffer.used[cq_id] > ran]
-        self._dram.reclaim(buffer)
-        if not pending:
-            buffer.poison()
-            return
-        for other in pending[1:]:
-            queues.wait(SimEvent(queues, other, buffer.used[other]), pending[0])
-        queues.push(buffer.poison, pending[0])
-
-    def _settle(self, goals: dict[int, int], call: str, *, drain: bool = False) -> None:
-        self._queue.settle(goals, self._log.number)
-        self._dram.sentinels.check_touched(call)
-        if drain and self._injector is not None:
-            self._injector.drained()
-
-    def _checked(self, cq_id: int) -> int:
-        if not 0 <= cq_id < len(self._queue.ran):
-            raise self._fault(
-                "bad-queue", f"there is no command queue {cq_id}; the device was opened with {len(self._queue.ran)}"
-            )
-        return cq_id
-
-    def _ops_queue(self, cq_id: int, call: str) -> None:
-        if self._checked(cq_id) != 0:
-            raise self._fault("bad-queue", f"{call} on command queue {cq_id}; ops run on queue 0")
-
-    def _own_event(self, event: Event, call: str) -> SimEvent:
-        if not isinstance(event, SimEvent):
-            raise DeviceFault("bad-operand", f"{call} of {event!r}, which is no event of the simulated device")
-        return event
-
-    def _fault(self, kind: str, text: str) -> DeviceFault:
-        return DeviceFault(kind, f"{text} [event {self._log.number}, schedule {self._schedule.name}]")
-
-    def _placed(self, fault: DeviceFault) -> DeviceFault:
-        """`fault`, with the place that those of `_fault` have."""
-        return fault if "[event " in fault.message else self._fault(fault.kind, fault.message)

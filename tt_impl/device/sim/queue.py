@@ -54,23 +54,27 @@ class CommandQueues:
         placed: says in a command's fault when it happened, and under which schedule.
 
     Attributes:
+        count: how many queues there are, 1 or 2; what is kept per queue is always kept for two.
         ran, settled: per queue, up to which position its commands have run, and the host has waited for them.
         tails: per queue, the position of the command enqueued last.
         capture: the trace that ops are recorded into, if any.
         behind_next: commands that run right behind the next one enqueued.
+        closed: the device was closed, and takes nothing.
     """
 
     def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
+        self.count = count
         self._schedule = schedule
         self._placed = placed
-        self._commands: tuple[deque[Command], ...] = tuple(deque() for _ in range(count))
-        self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = tuple(deque() for _ in range(count))
-        self._late: tuple[list[Command], ...] = tuple([] for _ in range(count))
-        self.ran = [0] * count
-        self.tails = [0] * count
-        self.settled = [0] * count
+        self._commands: tuple[deque[Command], deque[Command]] = (deque(), deque())
+        self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = (deque(), deque())
+        self._late: tuple[list[Command], list[Command]] = ([], [])
+        self.ran = [0, 0]
+        self.tails = [0, 0]
+        self.settled = [0, 0]
         self.capture: SimTrace | None = None
         self.behind_next: list[Command] = []
+        self.closed = False
 
     def enqueue(self, command: Command, cq_id: int = 0) -> None:
         """Let `command` run on queue `cq_id` in its turn; while a trace is captured, record it instead."""
@@ -83,14 +87,19 @@ class CommandQueues:
 
     def push(self, command: Command, cq_id: int) -> None:
         """As `enqueue`, also while a trace is captured."""
+        if self.closed:
+            self.refuse_if_closed()
+        first, second = self._commands
         self._commands[cq_id].append(command)
         self.tails[cq_id] += 1
-        pending = 0
-        for commands in self._commands:
-            pending += len(commands)
-        turns = self._schedule.turns(pending)
+        turns = self._schedule.turns(len(first) + len(second))
         if turns:
             self._run(turns)
+
+    def refuse_if_closed(self) -> None:
+        """Raise `DeviceFault("closed")` after the device was closed."""
+        if self.closed:
+            raise DeviceFault("closed", "the device was closed; open a new one")
 
     def enqueue_read(self, handle: SimReadHandle, command: Command, cq_id: int) -> None:
         self._reads[cq_id].append((self.tails[cq_id] + 1, handle))
@@ -178,24 +187,4 @@ class CommandQueues:
 
 
 def _blocked(command: Command) -> TypeGuard[_Wait]:
-    return isinstance(command, _Wait) and not command.over
-
-
-class ClosedQueues(CommandQueues):
-    """The queues of a closed device: they take nothing."""
-
-    def enqueue(self, command: Command, cq_id: int = 0) -> None:
-        raise _closed()
-
-    def push(self, command: Command, cq_id: int) -> None:
-        raise _closed()
-
-    def mark(self, cq_id: int) -> SimEvent:
-        raise _closed()
-
-    def settle(self, goals: dict[int, int], event: int) -> None:
-        raise _closed()
-
-
-def _closed() -> DeviceFault:
-    return DeviceFault("closed", "the device was closed; open a new one")
+    return command.__class__ is _Wait and not command.over  # type: ignore[attr-defined]

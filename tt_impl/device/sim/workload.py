@@ -11,38 +11,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tt_impl.device.protocol import Layout
 from tt_impl.device.sim.layout import padded_shape
 from tt_impl.device.sim.tensor import SimTensor
 
 _ATTENTION = "paged_scaled_dot_product_attention_decode"
+_LOOKS_INTO = frozenset({"embedding", "paged_update_cache", "paged_fill_cache", _ATTENTION})
+WITH_FLOPS = frozenset({"linear", "matmul", _ATTENTION})
 
 
 def dram_bytes(op: str, operands: Sequence[SimTensor], written: int) -> int:
     """Bytes that an op over `operands`, in the protocol's order, moves; its TILE output takes `written` (0: in place)."""
+    if op not in _LOOKS_INTO:
+        total = written
+        for x in operands:
+            total += x.buffer.nbytes
+        return total
     if op == "embedding":
         return operands[0].buffer.nbytes + 2 * written
-    if op in ("paged_update_cache", "paged_fill_cache"):
+    if op != _ATTENTION:
         return sum(x.buffer.nbytes for x in operands[1:]) + operands[1].buffer.nbytes
-    if op == _ATTENTION:
-        q, k_cache, v_cache, page_table, positions = operands
-        named = math.prod(page_table.shape)
-        pages = sum(cache.buffer.nbytes // cache.shape[0] * named for cache in (k_cache, v_cache))
-        return pages + q.buffer.nbytes + page_table.buffer.nbytes + positions.buffer.nbytes + written
-    total = written
-    for x in operands:
-        total += x.buffer.nbytes
-    return total
+    q, k_cache, v_cache, page_table, positions = operands
+    named = math.prod(page_table.shape)
+    pages = sum(cache.buffer.nbytes // cache.shape[0] * named for cache in (k_cache, v_cache))
+    return pages + q.buffer.nbytes + page_table.buffer.nbytes + positions.buffer.nbytes + written
 
 
 def flops(op: str, operands: Sequence[SimTensor], shape: tuple[int, ...]) -> int:
-    """Of one op with an output of `shape`."""
-    if op in ("linear", "matmul"):
-        inner = padded_shape(operands[0].shape, Layout.TILE)[-1]
-        return 2 * inner * math.prod(padded_shape(shape, Layout.TILE))
-    if op == _ATTENTION:
-        heads, width = padded_shape(operands[0].shape, Layout.TILE)[-2:]
-        positions = math.prod(operands[3].shape) * operands[1].shape[2]
-        return 2 * 2 * heads * width * positions
-    return 0
+    """Of one op of `WITH_FLOPS` with an output of `shape`."""
+    first = operands[0].shape
+    if op != _ATTENTION:
+        return _matrix_flops(first[-1], shape)
+    heads, width = padded_shape(first, Layout.TILE)[-2:]
+    return 2 * 2 * heads * width * math.prod(operands[3].shape) * operands[1].shape[2]
+
+
+@lru_cache(maxsize=4096)
+def _matrix_flops(inner: int, shape: tuple[int, ...]) -> int:
+    return 2 * padded_shape((1, inner), Layout.TILE)[-1] * math.prod(padded_shape(shape, Layout.TILE))

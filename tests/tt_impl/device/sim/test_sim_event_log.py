@@ -32,5 +32,7 @@ def test_every_event_is_counted_with_its_bytes() -> None:
         "deallocations": 1,
         "ops": 1,
         "op.add": 1,
+        "dram_bytes": 3 * 2 * 2 * 1024,  # two operands and the output
+        "flops": 0,
     }
     assert device.event_number == 10

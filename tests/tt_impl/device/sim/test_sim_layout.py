@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.layout import pack, packed_bytes, unpack
 
-DTYPES = [DType.BFLOAT16, DType.FLOAT32, DType.UINT32, DType.UINT8]
+DTYPES = [DType.BFLOAT16, DType.FLOAT32, DType.UINT32, DType.UINT16, DType.INT32, DType.UINT8]
 SHAPES = st.lists(st.integers(1, 3), max_size=2).flatmap(
     lambda lead: st.tuples(st.integers(1, 70), st.integers(1, 70)).map(lambda last: (*lead, *last))
 )

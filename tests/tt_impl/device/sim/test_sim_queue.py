@@ -9,9 +9,9 @@ from oracle.errors import DeviceFault, UsageError
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice, schedule_named
 from tt_impl.device.sim.memory import SimTensor
-from tt_impl.device.sim.queue import HOST_POISON
+from tt_impl.device.sim.read_handle import HOST_POISON
 
-SCHEDULES = ["lazy", "eager", "seeded:1", "seeded:2"]
+SCHEDULES = ["lazy", "eager", "reuse", "random:1", "random:2"]
 VALUES = np.arange(1, 9, dtype=np.uint8)
 
 
@@ -29,8 +29,9 @@ def test_a_non_blocking_read_holds_poison_until_it_is_settled(schedule: str) -> 
     handle = device.copy_device_to_host_tensor(tensor, destination, blocking=False)
     assert not handle.settled
     assert (destination == HOST_POISON).all()
+    wanted = rf"copy_device_to_host_tensor of t \(buffer 1\), enqueued at event 3, .* \[event 3, schedule {schedule}\]"
     for use in (handle.bytes, handle.array, lambda: handle.event):
-        with pytest.raises(DeviceFault) as caught:
+        with pytest.raises(DeviceFault, match=wanted) as caught:
             use()
         assert caught.value.kind == "unsettled-read"
     device.synchronize_device()
@@ -91,26 +92,33 @@ def test_enqueued_work_survives_the_free_of_its_operand_and_the_reuse_of_its_add
     assert other.buffer.address == tensor.buffer.address
 
 
-def test_use_after_free_names_the_op_and_the_buffer() -> None:
-    device, tensor = device_with(VALUES, "lazy")
+def test_use_after_free_names_the_op_the_buffer_and_the_events() -> None:
+    device, tensor = device_with(VALUES, "random:5")
     device.deallocate(tensor)
-    with pytest.raises(DeviceFault, match="copy_device_to_host_tensor of t") as caught:
+    wanted = r"copy_device_to_host_tensor of t \(buffer 1\), which was deallocated at event 3 \[event 3, schedule random:5\]"
+    with pytest.raises(DeviceFault, match=wanted) as caught:
         device.copy_device_to_host_tensor(tensor, blocking=True)
     assert caught.value.kind == "use-after-free"
     with pytest.raises(DeviceFault, match="use-after-free"):
         device.copy_host_to_device_tensor(VALUES, tensor)
 
 
-def test_under_the_lazy_schedule_a_write_lands_only_at_the_end() -> None:
-    device, tensor = device_with(VALUES, "lazy")
+@pytest.mark.parametrize("schedule", ["lazy", "reuse"])
+def test_under_the_latest_schedules_a_write_lands_only_at_the_end(schedule: str) -> None:
+    device, tensor = device_with(VALUES, schedule)
     assert tensor.generation == 0
     device.synchronize_device()
     assert tensor.generation == 1
 
 
-def test_a_seeded_schedule_runs_some_work_early_and_repeats() -> None:
+def test_under_the_earliest_schedule_a_write_lands_at_once() -> None:
+    _, tensor = device_with(VALUES, "eager")
+    assert tensor.generation == 1
+
+
+def test_a_random_schedule_runs_some_work_early_and_repeats() -> None:
     def early(seed: int) -> list[int]:
-        device, tensor = device_with(VALUES, f"seeded:{seed}")
+        device, tensor = device_with(VALUES, f"random:{seed}")
         generations = []
         for _ in range(20):
             device.copy_host_to_device_tensor(VALUES, tensor)
@@ -122,14 +130,44 @@ def test_a_seeded_schedule_runs_some_work_early_and_repeats() -> None:
     assert 0 < early(1)[-1] <= 21
 
 
+def test_a_seed_stands_for_the_same_times_on_every_python_and_numpy() -> None:
+    schedule = schedule_named("random:7")
+    assert [schedule.turns(9) for _ in range(12)] == [1, 0, 5, 0, 0, 4, 0, 8, 2, 0, 0, 0]
+    assert [schedule.pick([0, 1]) for _ in range(12)] == [0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 1, 1]
+
+
+def test_a_fault_of_a_command_says_when_it_was_seen_and_under_which_schedule() -> None:
+    device = SimDevice(schedule=schedule_named("random:3"))
+    ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
+    table = device.allocate_tensor_on_device((4, 32), DType.FLOAT32, Layout.ROW_MAJOR, "table")
+    device.copy_host_to_device_tensor(np.array([[9]], np.uint32), ids)
+    with pytest.raises(DeviceFault, match=r"id 9 in a table of 4 rows \[event \d+, schedule random:3\]") as caught:
+        (device.embedding(ids, table), device.synchronize_device())
+    assert caught.value.kind == "embedding-index"
+
+
 def test_a_closed_device_takes_nothing() -> None:
     device, tensor = device_with(VALUES, "lazy")
+    x = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "x")
+    event = device.record_event()
     device.close()
-    with pytest.raises(DeviceFault) as caught:
-        device.copy_device_to_host_tensor(tensor, blocking=True)
-    assert caught.value.kind == "closed"
+    for call in (
+        lambda: device.copy_device_to_host_tensor(tensor, blocking=True),
+        lambda: device.copy_host_to_device_tensor(VALUES, tensor),
+        lambda: device.allocate_tensor_on_device((1,), DType.UINT8, Layout.ROW_MAJOR, "late"),
+        lambda: device.deallocate(tensor),
+        device.synchronize_device,
+        device.record_event,
+        lambda: device.wait_for_event(event, cq_id=1),
+        device.begin_trace_capture,
+        lambda: device.add(x, x),
+    ):
+        with pytest.raises(DeviceFault) as caught:
+            call()
+        assert caught.value.kind == "closed"
 
 
-def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"unknown schedule 'sloppy'; use lazy, eager or seeded:N"):
-        schedule_named("sloppy")
+@pytest.mark.parametrize("name", ["sloppy", "random", "random:", "random:-1", "random:x", "lazy:1", "seeded:1", "random:²"])
+def test_an_unknown_schedule_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"unknown schedule '{name}'; use eager, lazy, reuse or random:SEED"):
+        schedule_named(name)
