@@ -14,6 +14,8 @@ from tt_impl.device.protocol import Bytes, DType, Layout
 from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice
 from tt_impl.device.sim.memory import SimTensor
 from tt_impl.expert_layout import ExpertSource
+from tt_impl.expert_pool import ExpertPool
+from tt_impl.pool_plants import CountsSwapsLate, RecordsLate, ServesStaleMemos
 from tt_impl.staging import WeightSource
 
 
@@ -25,6 +27,7 @@ class Parts:
     weights: WeightSource
     experts: ExpertSource
     open_device: Callable[[], SimDevice] = SimDevice
+    pool_type: type[ExpertPool] = ExpertPool
 
     @property
     def planted_layer(self) -> int:
@@ -145,6 +148,21 @@ def corrupt_norm_late(parts: Parts) -> Parts:
     return replace(parts, open_device=lambda: _CorruptsLate(label, parts.planted_layer + 1))
 
 
+def serve_stale_memos(parts: Parts) -> Parts:
+    """A slot's memo is looked up by what the slot was first filled with, whatever it holds now."""
+    return replace(parts, pool_type=ServesStaleMemos)
+
+
+def record_fingerprint_late(parts: Parts) -> Parts:
+    """The content fingerprint is re-recorded after each layer's own fills: the epoch never moves."""
+    return replace(parts, pool_type=RecordsLate)
+
+
+def count_swaps_late(parts: Parts) -> Parts:
+    """The swap counter asks whether the slot held an expert after the eviction hook has said that it does not."""
+    return replace(parts, pool_type=CountsSwapsLate)
+
+
 PLANTS: Mapping[str, Plant] = {
     "slot-byte": Plant("device-fault:slot-verification", flip_slot_byte),
     "wrong-expert": Plant("gate:slots", stage_wrong_expert),
@@ -153,4 +171,7 @@ PLANTS: Mapping[str, Plant] = {
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
+    "memo-stale": Plant("gate:residual", serve_stale_memos),
+    "fingerprint-late": Plant("gate:counters", record_fingerprint_late),
+    "swap-count-late": Plant("gate:counters", count_swaps_late),
 }

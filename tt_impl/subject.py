@@ -15,15 +15,12 @@ from oracle.subjects.protocol import (
     SubjectIdentity,
     SubjectRequest,
 )
+from tt_impl.arms import ARMS, parse_arm
 from tt_impl.decode import Decoder
-from tt_impl.device.protocol import DType
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.plants import PLANTS, Parts
-from tt_impl.settings import default_settings
 
 REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ledger")
-
-_ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 
 
 class TtSubject:
@@ -60,9 +57,9 @@ class TtSubject:
 
 
 class TtFactory:
-    """Opens the decoder on the simulated device; see `oracle.subjects.protocol.SubjectFactory`."""
+    """Opens the decoder on the simulated device; see `oracle.subjects.protocol.SubjectFactory` and `ParsesArms`."""
 
-    arms: Mapping[str, NumericClass] = {"bf16": "bf16", "exact": "fp32"}
+    arms: Mapping[str, NumericClass] = {name: arm.numeric_class for name, arm in ARMS.items()}
     devices: tuple[str, ...] = ("sim",)
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
 
@@ -74,7 +71,7 @@ class TtFactory:
             CheckpointError: the checkpoint is bad.
             DeviceFault: `out-of-memory`.
         """
-        arm = self._arm(request.arm)
+        arm = parse_arm(next(iter(self.arms)) if request.arm is None else request.arm)
         device_name = self._device(request.device)
         checkpoint = Checkpoint.open(request.checkpoint)
         parts = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
@@ -82,24 +79,21 @@ class TtFactory:
             if request.plant not in PLANTS:
                 raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
             parts = PLANTS[request.plant].apply(parts)
-        settings = default_settings(parts.config, _ACTIVATIONS[arm])
+        settings = arm.settings(parts.config)
         device = parts.open_device()
-        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer, parts.pool_type)
         identity = SubjectIdentity(
             name="tt",
-            numeric_class=self.arms[arm],
-            arm=arm,
+            numeric_class=arm.numeric_class,
+            arm=arm.name,
             required_gates=REQUIRED_GATES,
             device={"kind": device_name, "dram_bytes": str(device.get_memory_view().total_bytes), "schedule": "lazy"},
         )
         return TtSubject(identity, decoder)
 
-    def _arm(self, name: str | None) -> str:
-        if name is None:
-            return next(iter(self.arms))
-        if name not in self.arms:
-            raise SubjectError(f"subject tt has no arm {name!r}; its arms are {', '.join(self.arms)}")
-        return name
+    def canonical_arm(self, name: str) -> str:
+        """The name in `arms` of what `name` means. Raises SubjectError."""
+        return parse_arm(name).name
 
     def _device(self, name: str | None) -> str:
         if name is None:

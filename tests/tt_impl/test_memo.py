@@ -20,11 +20,12 @@ class Rig:
         self.stats = StepStats()
         self.layout = ExpertLayout.of(checkpoint.config)
         self.source = CheckpointExperts(checkpoint)
-        self.memo = Memo(self.device, self.layout, DType.FLOAT32, capacity, self.stats)
+        self.one = self.layout.memo_bytes(DType.FLOAT32)
+        self.memo = Memo(self.device, self.layout, DType.FLOAT32, capacity * self.one, self.stats)
 
     def obtain(self, expert: int, slot: int = 0, generation: int = 1, *, image_of: int | None = None) -> FeedForwardWeights:
         image = self.source.payload(1, expert if image_of is None else image_of)
-        return self.memo.obtain(MemoKey(1, expert, slot, generation), image)
+        return self.memo.obtain(MemoKey(1, expert, slot, generation), lambda: image)
 
     def values(self, weights: FeedForwardWeights) -> list[np.ndarray]:
         return [self.device.copy_device_to_host_tensor(tensor, blocking=True).array() for tensor in weights]

@@ -35,7 +35,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"arm": "fast"}, "no arm 'fast'; its arms are bf16, exact"),
+        ({"arm": "fast"}, "no arm 'fast': its base is 'fast'; an arm is bf16 or exact, then up to 2 of drain=layer"),
         ({"device": "gpu"}, "no device 'gpu'; its devices are sim"),
         ({"device": "ttnn"}, "device 'ttnn' is not available in this version"),
         ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, resident-byte, "),
