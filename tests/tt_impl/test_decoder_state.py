@@ -124,6 +124,24 @@ def test_device_memory_does_not_grow_from_step_to_step(open_decoder: Open, token
         assert decoder._device.get_memory_view().allocated_bytes == before
 
 
+@pytest.mark.slow
+def test_device_memory_does_not_grow_over_a_thousand_steps(open_decoder: Open) -> None:
+    """Tight enough that slots and memos churn all the way; memos are bounded, and all else is as it was."""
+    decoder = open_decoder(slots_per_layer=4, memos=6)
+    ids = np.random.default_rng(1).integers(0, 96, size=1000)
+    held = set()
+    for at, token in enumerate(ids):
+        if at % 32 == 0:
+            decoder.start()
+        decoder.step(int(token))
+        stats = decoder.stats()
+        held.add(stats["memory_after"] - stats["memo_bytes"])
+        assert decoder._device.get_memory_view().allocated_bytes == stats["memory_after"]
+    assert held == {decoder.stats()["memory_before"]}
+    assert decoder.stats()["memo_bytes_peak"] == 6 * 3 * 64 * 64 * 4
+    assert decoder.stats()["slot_swaps"] > 1000
+
+
 class Listener:
     """Checks, as the calls come, that nothing is used before all its projections were verified."""
 

@@ -28,6 +28,11 @@ MEMO = 3 * 64 * 64 * 4
 """The same in fp32."""
 
 
+def landing_wrong(label: str, **flip: int) -> SimDevice:
+    """A device on which a write into `label` lands with a bit flipped."""
+    return SimDevice(faults=FaultPlan((BitFlip(label, **flip),)))
+
+
 class Listener:
     """Hears of fills and uses."""
 
@@ -174,7 +179,7 @@ def test_an_on_demand_fill_spares_what_its_own_step_asked_for(tiny: Checkpoint) 
 
 
 def test_an_on_demand_fill_that_lands_wrong_is_found(tiny: Checkpoint) -> None:
-    rig = Rig(tiny, SimDevice(faults=FaultPlan((BitFlip("layer0.slot2", offset=9),))))
+    rig = Rig(tiny, landing_wrong("layer0.slot2", offset=9))
     with pytest.raises(DeviceFault, match="slot-verification") as caught:
         rig.step([0, 1], on_demand=[5])
     assert caught.value.kind == "slot-verification"
@@ -210,14 +215,11 @@ def test_verify_first_compares_an_expert_once_and_tells_nobody_otherwise(tiny: C
 @pytest.mark.parametrize("dequant", ["shadow", "reread"])
 def test_what_verify_first_no_longer_sees(tiny: Checkpoint, dequant: str) -> None:
     """The third fill of slot 0 lands wrong. Verifying always finds it; on first touch it is used, and hurts who rereads."""
-
-    def device() -> SimDevice:
-        return SimDevice(faults=FaultPlan((BitFlip("layer0.slot0", write=3, offset=2 * EXPERT // 3, mask=0x08),)))
-
+    wrong = {"write": 3, "offset": 2 * EXPERT // 3, "mask": 0x08}
     with pytest.raises(DeviceFault) as caught:
-        Rig(tiny, device(), dequant=dequant).walk(RETURNING)
+        Rig(tiny, landing_wrong("layer0.slot0", **wrong), dequant=dequant).walk(RETURNING)
     assert caught.value.kind == "slot-verification"
-    rig = Rig(tiny, device(), dequant=dequant, verify="first").walk(RETURNING[:2])
+    rig = Rig(tiny, landing_wrong("layer0.slot0", **wrong), dequant=dequant, verify="first").walk(RETURNING[:2])
     used = rig.step(RETURNING[2][:1])[0]
     assert (rig.down(used) != rig.true_down(0)).sum() == (dequant == "reread")
 

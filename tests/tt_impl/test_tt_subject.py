@@ -115,4 +115,5 @@ def test_a_short_window_shows_in_the_logits_once_the_window_is_full(
 
 def test_every_plant_is_tried_here() -> None:
     elsewhere = {"resident-byte", "norm-byte-late"}  # test_residents.py
-    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere}
+    pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_expert_pool.py
+    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere, *pools}
