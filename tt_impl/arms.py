@@ -1,5 +1,8 @@
 """The arms of `tt`: a base, which fixes the arithmetic, and levers that only move transfers and caching.
 
+So an arm's chains, logits, experts, residual streams and router logits are its base's, bit for bit. With `verify=first` the
+judge is told of no verified fill where there was none, and its gate `slots` is red by design: an arm to measure with.
+
 A name is the base, then `lever=value` for each lever that is off its default, separated by commas: `bf16`,
 `exact,drain=fill,dequant=reread`. To add a lever: a field of `DecoderSettings` of the same name, and an entry of `LEVERS`,
 the default first. `ARMS` then holds it alone and beside every other one.
@@ -17,8 +20,6 @@ from oracle.subjects.protocol import NumericClass
 from tt_impl.device.protocol import DType
 from tt_impl.settings import DecoderSettings, default_settings
 
-_SAME = "chains, logits, experts, residual streams and router logits, bit for bit"
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -27,13 +28,13 @@ class Choice:
     Attributes:
         changes: what it does differently from the default.
         shows: the counters that prove that it took effect.
-        equal: what must be equal to the base's.
+        unseen: what the decoder's own checks no longer see.
     """
 
     value: str
     changes: str
     shows: str = ""
-    equal: str = _SAME
+    unseen: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,9 @@ LEVERS: tuple[Lever, ...] = (
         (
             Choice(
                 "first",
-                "only the first fill of each expert is read back and compared. **No longer seen**: a later fill of that "
-                "expert that lands wrong; it is used as it is. The judge hears of no verified fill there, so its gate "
-                "`slots` is red by design: an arm to measure with, not to run",
+                "only the first fill of each expert is read back and compared",
                 "`verified_bytes` < `staged_bytes` once an expert returns",
+                unseen="a later fill of an expert that lands wrong: it is used as it is",
             ),
         ),
     ),

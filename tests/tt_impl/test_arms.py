@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_a_lever_is_a_setting_whose_default_comes_first(tiny: Checkpoint) -> Non
             assert getattr(Arm("bf16", ((lever.name, choice.value),)).settings(tiny.config), lever.name) == choice.value
             assert choice.changes
             assert choice.shows
+
+
+def test_the_page_describes_every_lever_in_its_own_words() -> None:
+    page = (Path(__file__).parents[2] / "docs/arms.md").read_text("utf-8")
+    for lever in LEVERS:
+        for choice in lever.others:
+            default = f"`{lever.default.value}`: {lever.default.changes}"
+            assert f"| `{lever.name}` | {default} | `{choice.value}` | {choice.changes} | {choice.shows} |\n" in page
+            unseen = f"**`{lever.name}={choice.value}` no longer sees** {choice.unseen}." if choice.unseen else ""
+            assert unseen in page.replace("\n", " ")
+    assert all(f"| `{name}` " in page for name in (*SINGLES[: len(SINGLES) // 2], "bf16", "exact"))
 
 
 @dataclass(frozen=True)
