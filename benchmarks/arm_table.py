@@ -43,7 +43,7 @@ def walked(arm: Arm) -> tuple[Counter[str], str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--base", choices=("bf16", "exact"), default="bf16")
     base = parser.parse_args().base
     arms = [arm for arm in ARMS.values() if arm.base == base and (len(arm.levers) < 2 or arm.levers == BEGINNING)]

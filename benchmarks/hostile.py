@@ -166,7 +166,7 @@ def two_checkpoints(folder: Path) -> tuple[Checkpoint, Checkpoint]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("draws", type=int, nargs="?", default=200, help="how many; default 200")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed; default 0")
     arguments = parser.parse_args()

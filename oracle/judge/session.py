@@ -21,7 +21,7 @@ from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
-from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.protocol import NumericClass, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
 
@@ -219,7 +219,7 @@ def _perfect_jobs(options: SessionOptions, numeric_class: str, prompts: Sequence
     return [PromptJob(PERFECT, request, options.golden, name, options.step_timeout) for name in prompts]
 
 
-def _numeric_class(options: SessionOptions) -> str:
+def _numeric_class(options: SessionOptions) -> NumericClass:
     factory = subject_factory(options.subject)
     return factory.arms[canonical_arm(options.subject, options.arm) or next(iter(factory.arms))]
 
