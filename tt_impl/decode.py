@@ -16,6 +16,7 @@ from tt_impl.isolate import run_layer
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
+from tt_impl.metering import Meter
 from tt_impl.residents import read_residents
 from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
@@ -32,6 +33,7 @@ class Decoder:
         device: opened, and used by nobody else; closed by `close`.
         weights, experts: resident tensors and routed experts, as raw bytes.
         observer: told of verified fills and of uses; None when nobody listens.
+        pool_type: of the routed experts.
 
     Raises:
         UsageError: settings that can't work.
@@ -47,9 +49,12 @@ class Decoder:
         experts: ExpertSource,
         settings: DecoderSettings,
         observer: FillObserver | None = None,
+        pool_type: type[ExpertPool] = ExpertPool,
     ) -> None:
         check_settings(settings, config)
-        self._device = device
+        self._meter = Meter(device)
+        self._device = device = self._meter.device
+        self._pool_type = pool_type
         self._config = config
         self._experts = experts
         self._settings = settings
@@ -90,6 +95,7 @@ class Decoder:
         if not 0 <= token < self._config.vocab_size:
             raise UsageError(f"token id {token} is outside the vocabulary of {self._config.vocab_size}")
         position = self._cache.advance()
+        self._pool.begin_step()
         device = self._device
         with Scratch(device) as scratch:
             hidden, embedding = self._embed(scratch, token)
@@ -103,6 +109,7 @@ class Decoder:
                 routings.append(routing)
             logits = self._logits(scratch, hidden)
         self._stats.steps += 1
+        self._stats.memory_after = device.get_memory_view().allocated_bytes
         return StepEvidence(
             token=token,
             position=position,
@@ -117,6 +124,7 @@ class Decoder:
     def layer(self, layer: int, inputs: Float32) -> Float32:
         """Layer `layer` alone over `inputs` [T, hidden]; see `run_layer`. Begins and leaves a new sequence."""
         self.start()
+        self._pool.begin_step(tokens=len(inputs))
         rope, activation = self._residents.rope, self._settings.activation
         outputs = run_layer(self._device, self._layers[layer], self._cache, rope, inputs, activation)
         self.start()
@@ -144,14 +152,15 @@ class Decoder:
     def _open_state(self) -> None:
         device, config, settings = self._device, self._config, self._settings
         self._device_counts = device.event_counts()
-        self._stats = StepStats()
+        self._stats = self._meter.stats = StepStats()
         self._ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
         self._cache = PagedKvCache(device, config, settings)
-        self._pool = ExpertPool(device, config, self._experts, settings, self._stats, self._observer)
+        self._pool = self._pool_type(device, config, self._experts, settings, self._stats, self._observer)
         self._layers = [
             DecoderLayer(device, config, layer, self._residents, self._pool, self._stats)
             for layer in range(config.num_hidden_layers)
         ]
+        self._stats.memory_before = device.get_memory_view().allocated_bytes
 
     def _close_state(self) -> None:
         self._pool.close()

@@ -2,12 +2,15 @@
 
 fp8 has no matrix op on the device, so a slot's expert is dequantized on the host from its verified shadow and uploaded in
 the computing dtype. A memo is named by what it was made from, (layer, expert, slot, generation of that slot), never by an
-address, so a refilled slot can't be served by its predecessor's memo.
+address, so a refilled slot can't be served by its predecessor's memo. One whose expert left its slot is *retired*: never
+served again, the first to go for want of room, and freed at the latest where the content epoch moves.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,48 +35,77 @@ class FeedForwardWeights(NamedTuple):
     down: Tensor
 
 
-class Memo:
-    """At most `capacity` dequantized experts over all layers; drops the least recently used."""
+@dataclass
+class _Entry:
+    key: MemoKey
+    weights: FeedForwardWeights
+    retired: bool = False
 
-    def __init__(self, device: Device, layout: ExpertLayout, dtype: DType, capacity: int, stats: StepStats) -> None:
+
+class Memo:
+    """Dequantized experts of all layers in at most `budget` device bytes; drops the least recently used.
+
+    Args:
+        budget: at least `ExpertLayout.memo_bytes`.
+    """
+
+    def __init__(self, device: Device, layout: ExpertLayout, dtype: DType, budget: int, stats: StepStats) -> None:
         self._device = device
         self._layout = layout
         self._dtype = dtype
-        self._capacity = capacity
+        self._budget = budget
+        self._nbytes = layout.memo_bytes(dtype)
         self._stats = stats
-        self._entries: OrderedDict[MemoKey, FeedForwardWeights] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()  # by (layer, expert); the first goes first
 
-    def obtain(self, key: MemoKey, image: Bytes) -> FeedForwardWeights:
-        """The expert's weights on the device; made from its shadow `image` if there is no memo under `key`."""
-        if key in self._entries:
+    def obtain(self, key: MemoKey, image: Callable[[], Bytes]) -> FeedForwardWeights:
+        """The expert's weights on the device; made from its slot's `image` if there is no memo of exactly `key`."""
+        place = key[:2]
+        entry = self._entries.get(place)
+        if entry is not None and entry.key == key:
             self._stats.memo_hits += 1
-            self._entries.move_to_end(key)
-            return self._entries[key]
+            self._entries.move_to_end(place)
+            return entry.weights
         self._stats.memo_misses += 1
-        while len(self._entries) >= self._capacity:
-            _, weights = self._entries.popitem(last=False)
-            self._deallocate(weights)
-            self._stats.memo_evictions += 1
-        parts = {segment.projection: segment.dequantize(image, self._dtype) for segment in self._layout.segments}
+        if entry is not None:
+            self.retire(key.layer, key.expert)
+            self._drop()
+        while self._stats.memo_bytes + self._nbytes > self._budget:
+            self._stats.memo_evictions += not self._drop().retired
+        source = image()
+        parts = {segment.projection: segment.dequantize(source, self._dtype) for segment in self._layout.segments}
         gate, up, down = (parts[name] for name in EXPERT_PROJECTIONS)
         weights = upload_feed_forward(self._device, f"layer{key.layer}.expert{key.expert}", self._dtype, gate, up, down)
-        self._entries[key] = weights
+        self._entries[place] = _Entry(key, weights)
+        self._stats.memo_bytes += self._nbytes
+        self._stats.memo_bytes_peak = max(self._stats.memo_bytes_peak, self._stats.memo_bytes)
         return weights
 
-    def release(self, layer: int, expert: int, slot: int) -> None:
-        """The expert has left its slot: drop what was made from it."""
-        for key in [key for key in self._entries if key[:3] == (layer, expert, slot)]:
-            self._deallocate(self._entries.pop(key))
-            self._stats.memo_releases += 1
+    def retire(self, layer: int, expert: int) -> None:
+        """What was made from the expert's last fill, if it is still here, no longer counts."""
+        entry = self._entries.get((layer, expert))
+        if entry is not None:
+            self._stats.memo_releases += not entry.retired
+            entry.retired = True
+            self._entries.move_to_end((layer, expert), last=False)
+
+    def sweep(self) -> None:
+        """Free what is retired; it all stands in front."""
+        while self._entries and next(iter(self._entries.values())).retired:
+            self._drop()
 
     def close(self) -> None:
         """Drop everything."""
         while self._entries:
-            self._deallocate(self._entries.popitem()[1])
+            self._drop()
 
-    def _deallocate(self, weights: FeedForwardWeights) -> None:
-        for tensor in weights:
+    def _drop(self) -> _Entry:
+        """Free the first."""
+        _, entry = self._entries.popitem(last=False)
+        for tensor in entry.weights:
             self._device.deallocate(tensor)
+        self._stats.memo_bytes -= self._nbytes
+        return entry
 
 
 def upload_feed_forward(

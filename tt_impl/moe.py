@@ -50,7 +50,7 @@ class MixtureOfExperts:
         logits = scratch.own(self._device.linear(x, self._weights.router, dtype=DType.FLOAT32))
         read = self._device.copy_device_to_host_tensor(logits, blocking=True)
         self._stats.round_trips += 1
-        return route(np.asarray(read.array()[0], np.float32), self._weights.router_bias, self._count)
+        return route(np.asarray(read.array()[0], np.float32), self._weights.router_bias.values(self._stats), self._count)
 
     def _feed_forward(self, x: Tensor, weights: FeedForwardWeights) -> Tensor:
         """down(silu(gate x) * (up x)), [1, hidden]; the caller frees it."""

@@ -12,8 +12,21 @@ from functools import partial
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Bytes
-from tt_impl.device.sim import Fault, FaultPlan, Flip, OnDrain, OnWrite, Schedule, SimDevice
+from tt_impl.device.sim import (
+    EXACT,
+    QUIRK_PROFILES,
+    Fault,
+    FaultPlan,
+    Flip,
+    OnDrain,
+    OnWrite,
+    Quirks,
+    Schedule,
+    SimDevice,
+)
 from tt_impl.expert_layout import ExpertSource
+from tt_impl.expert_pool import ExpertPool
+from tt_impl.pool_plants import CountsSwapsLate, RecordsLate, ServesStaleMemos
 from tt_impl.staging import WeightSource
 
 
@@ -25,6 +38,7 @@ class Parts:
     weights: WeightSource
     experts: ExpertSource
     open_device: Callable[..., SimDevice] = SimDevice
+    pool_type: type[ExpertPool] = ExpertPool
 
     @property
     def planted_layer(self) -> int:
@@ -130,6 +144,21 @@ def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
     return lambda parts: replace(parts, open_device=partial(SimDevice, quirks=quirks))
 
 
+def serve_stale_memos(parts: Parts) -> Parts:
+    """A slot's memo is looked up by what the slot was first filled with, whatever it holds now."""
+    return replace(parts, pool_type=ServesStaleMemos)
+
+
+def record_fingerprint_late(parts: Parts) -> Parts:
+    """The content fingerprint is re-recorded after each layer's own fills: the epoch never moves."""
+    return replace(parts, pool_type=RecordsLate)
+
+
+def count_swaps_late(parts: Parts) -> Parts:
+    """The swap counter asks whether the slot held an expert after the eviction hook has said that it does not."""
+    return replace(parts, pool_type=CountsSwapsLate)
+
+
 PLANTS: Mapping[str, Plant] = {
     "slot-byte": Plant("device-fault:slot-verification", flip_slot_byte),
     "wrong-expert": Plant("gate:slots", stage_wrong_expert),
@@ -138,5 +167,8 @@ PLANTS: Mapping[str, Plant] = {
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
+    "memo-stale": Plant("gate:residual", serve_stale_memos),
+    "fingerprint-late": Plant("gate:counters", record_fingerprint_late),
+    "swap-count-late": Plant("gate:counters", count_swaps_late),
     **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},
 }

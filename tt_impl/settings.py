@@ -1,55 +1,78 @@
-"""How a decoder is set up: its numeric arm, its budgets, its pages."""
+"""How a decoder is set up: its numeric arm, its levers, its budgets, its pages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import TILE_SIDE, DType
+from tt_impl.expert_layout import ExpertLayout
+
+READ_BACK_LIMIT = 32
+"""Read-backs of fills that may be outstanding at once. A declared number, not a measured one: what a card's queue takes is
+not known. A step of the release asks for 6 a layer, so one token alone never reaches it."""
 
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """The levers of one arm.
+    """The levers of one arm; what each does is told in `arms.LEVERS`.
 
     Attributes:
         activation: BFLOAT16, or FLOAT32 for the `exact` arm; activations, KV cache and every operand of a matmul have it.
         slots_per_layer: experts of one layer that device memory holds as fp8.
-        memo_experts: dequantized experts kept on the device, over all layers.
+        memo_bytes: device bytes for dequantized experts, over all layers.
         max_positions: length of the KV cache and the RoPE tables; a multiple of `block_size`.
         block_size: positions per KV block; a multiple of 32.
         page_seed: of the permutation that places logical blocks.
+        read_back_limit: read-backs of fills outstanding at once; where one more would be, the drain comes earlier.
+        drain: wait for read-backs once per layer, or behind each fill.
+        dequant: from the verified shadow, or from the slot, read again.
+        verify: every fill, or only the first one of each expert. The latter **no longer sees a later fill of that expert
+            that lands wrong**: it is used as it is.
+        bias: router biases kept until the device's tensor changes, or fetched each step.
+        policy: who is evicted, by the names of `policy.POLICIES`.
     """
 
     activation: DType
     slots_per_layer: int
-    memo_experts: int
+    memo_bytes: int
     max_positions: int
     block_size: int = TILE_SIDE
     page_seed: int = 20
+    read_back_limit: int = READ_BACK_LIMIT
+    drain: Literal["layer", "fill"] = "layer"
+    dequant: Literal["shadow", "reread"] = "shadow"
+    verify: Literal["always", "first"] = "always"
+    bias: Literal["cached", "fetched"] = "cached"
+    policy: Literal["hotness", "lru"] = "hotness"
 
 
 def default_settings(config: Kolibri1Config, activation: DType) -> DecoderSettings:
     """Slots for seven eighths of the experts (14 of the mini's 16), so that a varied text must evict; a memo for each."""
     slots = max(config.num_experts_per_tok, config.num_experts * 7 // 8)
+    memos = slots * config.num_hidden_layers * ExpertLayout.of(config).memo_bytes(activation)
     positions = min(config.max_position_embeddings, 1024) // TILE_SIDE * TILE_SIDE
-    return DecoderSettings(activation, slots, slots * config.num_hidden_layers, max(positions, TILE_SIDE))
+    return DecoderSettings(activation, slots, memos, max(positions, TILE_SIDE))
 
 
 def check_settings(settings: DecoderSettings, config: Kolibri1Config) -> None:
     """Refuse settings that cannot work.
 
     Raises:
-        UsageError: too few or too many slots, no memo, or positions that do not divide into blocks.
+        UsageError: too few or too many slots, no room for a memo, a limit of no read-back, or positions that do not divide
+            into blocks.
     """
     if not config.num_experts_per_tok <= settings.slots_per_layer <= config.num_experts:
         raise UsageError(
             f"slots_per_layer is {settings.slots_per_layer}; a step pins {config.num_experts_per_tok} experts of a layer's "
             f"{config.num_experts}, so use a number between the two"
         )
-    if settings.memo_experts < 1:
-        raise UsageError(f"memo_experts is {settings.memo_experts}; compute needs at least 1")
+    if settings.memo_bytes < (one := ExpertLayout.of(config).memo_bytes(settings.activation)):
+        raise UsageError(f"memo_bytes is {settings.memo_bytes}; compute needs one dequantized expert, {one} bytes")
+    if settings.read_back_limit < 1:
+        raise UsageError(f"read_back_limit is {settings.read_back_limit}; a fill that is verified needs at least 1")
     if settings.block_size % TILE_SIDE or settings.max_positions % settings.block_size:
         raise UsageError(
             f"block_size {settings.block_size} must be a multiple of {TILE_SIDE}, and max_positions "

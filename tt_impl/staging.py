@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from ml_dtypes import bfloat16
 
 from oracle.kolibri1.config import Kolibri1Config
@@ -21,6 +20,7 @@ from tt_impl.dequant import dequantize
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
 from tt_impl.rope import RopeTables, rope_tables
+from tt_impl.router import RouterBias
 from tt_impl.settings import DecoderSettings
 
 
@@ -34,7 +34,7 @@ class WeightSource(Protocol):
 class LayerWeights:
     """One layer's resident operands. Norm weights are [1, width] ROW_MAJOR, matrices [out, in] TILE.
 
-    `qkv` stacks the query, key and value rows; `router_bias` float32 [experts] is the host's copy, read back once.
+    `qkv` stacks the query, key and value rows; `router_bias` is what the host knows of the bias, read back once.
     """
 
     input_layernorm: Tensor
@@ -46,7 +46,7 @@ class LayerWeights:
     qkv: Tensor
     o_proj: Tensor
     router: Tensor
-    router_bias: npt.NDArray[np.float32]
+    router_bias: RouterBias
     shared: FeedForwardWeights
 
 
@@ -141,10 +141,10 @@ class _Stager:
         weight = self._bfloat16(name).astype(self._dtype.host)
         return self._upload(name, weight, self._dtype, Layout.TILE)
 
-    def _bias(self, name: str) -> npt.NDArray[np.float32]:
-        """Stage a router bias in fp32 and keep what the device then holds, so that no step has to fetch it."""
+    def _bias(self, name: str) -> RouterBias:
+        """Stage a router bias in fp32."""
         tensor = self._upload(name, self._bfloat16(name).astype(np.float32), DType.FLOAT32, Layout.ROW_MAJOR)
-        return self._device.copy_device_to_host_tensor(tensor, blocking=True).array().copy()
+        return RouterBias(self._device, tensor, keep=self._settings.bias == "cached")
 
     def _upload(self, name: str, array: HostArray, dtype: DType, layout: Layout) -> Tensor:
         """Stage a tensor of the checkpoint under its name."""

@@ -8,19 +8,34 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class StepStats:
-    """Counts since `reset`.
+    """Counts since `reset`. L layers; after the arrow, what the device's own log must say (`event_log.EventLog`).
 
     Attributes:
         steps: decode steps finished.
-        round_trips: times the host waited for the device.
+        round_trips: times the host waited for the device: each step's L router reads and its logits, each drain, reread
+            and bias read -> `round_trips`.
         slot_hits, slot_misses: experts asked for that a slot held, or not.
         slot_swaps: experts evicted from a slot to make room.
-        fills: experts staged; equals `slot_misses`.
-        staged_bytes, verified_bytes: of fills, written and compared; equal after every drain.
-        drains: drains that had something to settle, at most one per layer and step.
+        fills: experts staged; equals `slot_misses` -> part of `writes`.
+        staged_bytes: written by fills. `verified_bytes`: of them, read back and compared; equal to `staged_bytes` after
+            every drain, unless later fills of an expert are trusted (`verify=first`).
+        drains: waits that settled and verified outstanding read-backs -> `synchronizes`. At most one per layer and step,
+            but for the two kinds counted apart, and with `drain=fill`, where each fill is one.
+        early_drains: of them, those made since read-backs had reached their limit.
+        on_demand_drains: of them, those for an expert that was used without having been asked for; 0 in a decoder's steps.
+        rereads: slots read again to dequantize them (`dequant=reread`) -> with L + 1 a step and `bias_reads`,
+            `blocking_reads`.
+        bias_reads: router biases fetched from the device by a step.
         expert_uses: experts that took part in compute.
         memo_hits, memo_misses: dequantized experts found on the device, or made.
-        memo_evictions: memos dropped because their number is bounded; `memo_releases`: because their slot was evicted.
+        memo_evictions: memos of resident experts dropped for want of room; `memo_releases`: memos that no longer count
+            since their expert left its slot, or was filled anew.
+        memo_bytes, memo_bytes_peak: device bytes that memos hold now, and at most so far.
+        epoch_resets: steps that found the slots' content changed since the step before began.
+        bytes_written, bytes_read: host to device and back, packed, counted on the decoder's side of the device's interface
+            -> the same names.
+        memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
+            difference is `memo_bytes`.
     """
 
     steps: int = 0
@@ -32,11 +47,22 @@ class StepStats:
     staged_bytes: int = 0
     verified_bytes: int = 0
     drains: int = 0
+    early_drains: int = 0
+    on_demand_drains: int = 0
+    rereads: int = 0
+    bias_reads: int = 0
     expert_uses: int = 0
     memo_hits: int = 0
     memo_misses: int = 0
     memo_evictions: int = 0
     memo_releases: int = 0
+    memo_bytes: int = 0
+    memo_bytes_peak: int = 0
+    epoch_resets: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    memory_before: int = 0
+    memory_after: int = 0
 
     def counts(self) -> Mapping[str, int]:
         return asdict(self)

@@ -2,6 +2,7 @@
 
 A fill writes the expert's bytes, records its shadow, and enqueues a read-back behind the write. One drain per layer settles
 all outstanding read-backs and compares each, byte for byte, with its shadow, before any compute over the layer's slots.
+Levers (`DecoderSettings.drain`, `.verify`, `.read_back_limit`) move the drain or leave the read-back out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from oracle.errors import DeviceFault
 from oracle.subjects.protocol import FillObserver, VerifiedFill
 from tt_impl.device.protocol import Bytes, Device, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertLayout, ExpertSource
+from tt_impl.settings import DecoderSettings
 from tt_impl.shadow import ShadowStore
 from tt_impl.slots import Fetch, Slot, SlotTable
 from tt_impl.stats import StepStats
@@ -22,8 +24,10 @@ from tt_impl.stats import StepStats
 
 @dataclass(frozen=True)
 class _Outstanding:
+    layer: int
     expert: int
     slot: Slot
+    table: SlotTable
     read_back: ReadHandle
 
 
@@ -42,6 +46,7 @@ class ExpertStream:
         layout: ExpertLayout,
         slot_tensors: Mapping[tuple[int, int], Tensor],
         shadows: ShadowStore,
+        settings: DecoderSettings,
         stats: StepStats,
         observer: FillObserver | None,
     ) -> None:
@@ -50,25 +55,39 @@ class ExpertStream:
         self._layout = layout
         self._slot_tensors = slot_tensors
         self._shadows = shadows
+        self._settings = settings
         self._stats = stats
         self._observer = observer
         self._outstanding: list[_Outstanding] = []
+        self._once_verified: set[tuple[int, int]] = set()
 
     def fill(self, layer: int, table: SlotTable, fetches: Sequence[Fetch]) -> None:
-        """Enqueue one layer's fills, each with its read-back behind it; waits for nothing."""
+        """Enqueue one layer's fills, each with its read-back behind it; waits only where a lever or the limit says so.
+
+        Raises:
+            DeviceFault: as `drain` says, where it waits.
+        """
         for fetch in fetches:
             payload = self._source.payload(layer, fetch.expert)
             tensor = self._slot_tensors[layer, fetch.slot]
             slot = table.stage(fetch.slot, fetch.expert)
             self._device.copy_host_to_device_tensor(payload, tensor)
             self._shadows.record(layer, fetch.slot, payload)
-            landing = np.empty(self._layout.nbytes, np.uint8)
-            read_back = self._device.copy_device_to_host_tensor(tensor, landing, blocking=False)
-            self._outstanding.append(_Outstanding(fetch.expert, slot, read_back))
             self._stats.fills += 1
             self._stats.staged_bytes += payload.size
+            if self._settings.verify == "first" and (layer, fetch.expert) in self._once_verified:
+                table.trust(fetch.slot)
+                continue
+            if len(self._outstanding) >= self._settings.read_back_limit:
+                self.drain()
+                self._stats.early_drains += 1
+            landing = np.empty(self._layout.nbytes, np.uint8)
+            read_back = self._device.copy_device_to_host_tensor(tensor, landing, blocking=False)
+            self._outstanding.append(_Outstanding(layer, fetch.expert, slot, table, read_back))
+            if self._settings.drain == "fill":
+                self.drain()
 
-    def drain(self, layer: int, table: SlotTable) -> None:
+    def drain(self) -> None:
         """Settle and verify everything outstanding; does nothing when nothing is.
 
         Raises:
@@ -82,13 +101,14 @@ class ExpertStream:
         self._stats.round_trips += 1
         outstanding, self._outstanding = self._outstanding, []
         for fill in outstanding:
-            self._verify(layer, fill)
-            table.verify(fill.slot.index)
+            self._verify(fill)
+            fill.table.verify(fill.slot.index)
+            self._once_verified.add((fill.layer, fill.expert))
 
-    def _verify(self, layer: int, fill: _Outstanding) -> None:
-        shadow = self._shadows.image(layer, fill.slot.index)
+    def _verify(self, fill: _Outstanding) -> None:
+        shadow = self._shadows.image(fill.layer, fill.slot.index)
         read_back = fill.read_back.bytes()
-        where = f"layer {layer} expert {fill.expert} slot {fill.slot.index}"
+        where = f"layer {fill.layer} expert {fill.expert} slot {fill.slot.index}"
         if np.shares_memory(shadow, read_back):
             raise DeviceFault("shared-operands", f"{where}: shadow and read-back are the same memory; nothing was compared")
         for segment in self._layout.segments:
@@ -100,7 +120,7 @@ class ExpertStream:
             if self._observer is not None:
                 self._observer.verified(
                     VerifiedFill(
-                        layer=layer,
+                        layer=fill.layer,
                         expert=fill.expert,
                         projection=segment.projection,
                         slot=fill.slot.index,

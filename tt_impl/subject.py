@@ -1,11 +1,10 @@
-"""The subject `tt`: this decoder, as the judge opens it."""
+"""The subject `tt`: this decoder, as the judge opens it, on the simulated device or on ttnn's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from oracle.errors import SubjectError
-from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.errors import DeviceFault
 from oracle.subjects.protocol import (
     FillObserver,
     Float32,
@@ -15,25 +14,20 @@ from oracle.subjects.protocol import (
     SubjectIdentity,
     SubjectRequest,
 )
+from tt_impl.arms import ARMS, parse_arm
 from tt_impl.decode import Decoder
-from tt_impl.device.protocol import DType
-from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.plants import PLANTS, Parts
+from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
+from tt_impl.plants import PLANTS
 from tt_impl.run_ops import OpRunner
-from tt_impl.settings import default_settings
-
-REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ops", "ledger")
-
-_ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 
 
 class TtSubject:
     """An opened decoder; see `oracle.subjects.protocol.Subject`."""
 
-    def __init__(self, identity: SubjectIdentity, decoder: Decoder) -> None:
+    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str) -> None:
         self._identity = identity
         self._decoder = decoder
+        self._replay = replay
 
     @property
     def identity(self) -> SubjectIdentity:
@@ -46,7 +40,10 @@ class TtSubject:
         self._decoder.start()
 
     def step(self, token: int) -> StepEvidence:
-        return self._decoder.step(token)
+        try:
+            return self._decoder.step(token)
+        except DeviceFault as fault:
+            raise DeviceFault(fault.kind, f"{fault.message}{self._replay}") from fault
 
     def layer(self, layer: int, inputs: Float32) -> Float32:
         return self._decoder.layer(layer, inputs)
@@ -62,70 +59,44 @@ class TtSubject:
 
 
 class TtFactory:
-    """Opens the decoder on the simulated device; see `oracle.subjects.protocol.SubjectFactory`."""
+    """Opens the decoder on a device; see `oracle.subjects.protocol.SubjectFactory` and `ParsesArms`."""
 
-    arms: Mapping[str, NumericClass] = {"bf16": "bf16", "exact": "fp32"}
-    devices: tuple[str, ...] = ("sim",)
+    arms: Mapping[str, NumericClass] = {name: arm.numeric_class for name, arm in ARMS.items()}
+    devices: tuple[str, ...] = DEVICES
+    exclusive_devices: tuple[str, ...] = EXCLUSIVE_DEVICES
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> TtSubject:
         """Open the checkpoint and a device, and stage the residents.
 
         Raises:
-            SubjectError: an arm, device or plant that this subject has not.
+            SubjectError: an arm, device or plant that this subject has not; no card for device ttnn, or not ttnn itself.
+            UsageError: a schedule that the simulated device has not.
             CheckpointError: the checkpoint is bad.
             DeviceFault: `out-of-memory`.
         """
-        identity, device, parts = self._opened(request)
-        settings = default_settings(parts.config, _ACTIVATIONS[identity.arm])
-        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
-        return TtSubject(identity, decoder)
+        opened = open_parts(request)
+        parts, device = opened.parts, opened.device
+        settings = parse_arm(opened.identity.arm).settings(parts.config)
+        try:
+            decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer, parts.pool_type)
+        except BaseException:
+            device.close()  # a card stays taken until it is closed
+            raise
+        return TtSubject(opened.identity, decoder, opened.replay)
 
     def open_ops(self, request: SubjectRequest) -> OpRunner:
         """Open the device alone; nothing is staged.
 
         Raises:
-            SubjectError, CheckpointError: as `open`.
+            SubjectError, UsageError, CheckpointError: as `open`.
         """
-        identity, device, _ = self._opened(request)
-        return OpRunner(device, identity)
+        opened = open_parts(request)
+        return OpRunner(opened.device, opened.identity)
 
-    def _opened(self, request: SubjectRequest) -> tuple[SubjectIdentity, SimDevice, Parts]:
-        """Who is asked for, its device, and what it is to be assembled from."""
-        arm = self._arm(request.arm)
-        device_name = self._device(request.device)
-        checkpoint = Checkpoint.open(request.checkpoint)
-        parts = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
-        if request.plant is not None:
-            if request.plant not in PLANTS:
-                raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
-            parts = PLANTS[request.plant].apply(parts)
-        device = parts.open_device()
-        total = device.get_memory_view().total_bytes
-        identity = SubjectIdentity(
-            name="tt",
-            numeric_class=self.arms[arm],
-            arm=arm,
-            required_gates=REQUIRED_GATES,
-            device={"kind": device_name, "dram_bytes": str(total), "schedule": "lazy", "quirks": device.quirks.names},
-        )
-        return identity, device, parts
-
-    def _arm(self, name: str | None) -> str:
-        if name is None:
-            return next(iter(self.arms))
-        if name not in self.arms:
-            raise SubjectError(f"subject tt has no arm {name!r}; its arms are {', '.join(self.arms)}")
-        return name
-
-    def _device(self, name: str | None) -> str:
-        if name is None:
-            return self.devices[0]
-        if name == "ttnn":
-            raise SubjectError("device 'ttnn' is not available in this version; use --device sim")
-        if name not in self.devices:
-            raise SubjectError(f"subject tt has no device {name!r}; its devices are {', '.join(self.devices)}")
-        return name
+    def canonical_arm(self, name: str) -> str:
+        """The name in `arms` of what `name` means. Raises SubjectError."""
+        return parse_arm(name).name
 
 
 FACTORY = TtFactory()

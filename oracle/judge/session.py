@@ -24,8 +24,8 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.mapped_pages import give_back
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
-from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.registry import check_request, subject_factory
+from oracle.subjects.protocol import NumericClass, SubjectRequest
+from oracle.subjects.registry import canonical_arm, check_request, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
@@ -145,10 +145,9 @@ def open_session(options: SessionOptions) -> Opened:
             )
         require_class(golden, stored.identity.numeric_class)
         return Opened(golden, checkpoint, stored, load_control(options.replay))
-    request = SubjectRequest(options.checkpoint, None, options.device, options.arm)
-    factory = subject_factory(options.subject)
-    check_request(options.subject, factory, request)
-    require_class(golden, factory.arms[options.arm or next(iter(factory.arms))])
+    request = SubjectRequest(options.checkpoint, None, options.device, canonical_arm(options.subject, options.arm))
+    check_request(options.subject, subject_factory(options.subject), request)
+    require_class(golden, _numeric_class(options))
     return Opened(golden, checkpoint)
 
 
@@ -228,9 +227,9 @@ def _perfect_jobs(options: SessionOptions, numeric_class: str, prompts: Sequence
     return [PromptJob(PERFECT, request, options.golden, name, options.step_timeout) for name in prompts]
 
 
-def _numeric_class(options: SessionOptions) -> str:
+def _numeric_class(options: SessionOptions) -> NumericClass:
     factory = subject_factory(options.subject)
-    return factory.arms[options.arm or next(iter(factory.arms))]
+    return factory.arms[canonical_arm(options.subject, options.arm) or next(iter(factory.arms))]
 
 
 def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJob], list[tuple[PromptJob, str]]]:
@@ -263,7 +262,7 @@ def _asked(options: SessionOptions, golden: Golden) -> Sequence[PromptEvidence]:
 
 def _request(options: SessionOptions) -> SubjectRequest:
     golden = options.golden if options.subject == PERFECT else None
-    return SubjectRequest(options.checkpoint, golden, options.device, options.arm)
+    return SubjectRequest(options.checkpoint, golden, options.device, canonical_arm(options.subject, options.arm))
 
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:

@@ -264,3 +264,16 @@ class SubjectFactory(Protocol):
             oracle.errors.DeviceFault: staging failed, as for want of device memory.
         """
         ...
+
+
+@runtime_checkable
+class ParsesArms(Protocol):
+    """Ability of a factory whose arms are combinations: one arm may be spelled in several ways."""
+
+    def canonical_arm(self, name: str) -> str:
+        """The name in `arms` that `name` means.
+
+        Raises:
+            oracle.errors.SubjectError: it means none; says what is wrong with it and what there is.
+        """
+        ...

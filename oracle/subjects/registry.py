@@ -6,7 +6,7 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 
 from oracle.errors import SubjectError
-from oracle.subjects.protocol import SubjectFactory, SubjectRequest
+from oracle.subjects.protocol import ParsesArms, SubjectFactory, SubjectRequest
 
 GROUP = "kolibri_oracle.subjects"
 
@@ -37,7 +37,19 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-_CAUGHT_BY = re.compile(r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|ops)")
+_CAUGHT_BY = re.compile(
+    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|ops|counters)"
+)
+
+
+def canonical_arm(subject: str, arm: str | None) -> str | None:
+    """`arm` as the subject's factory lists it; one that the factory does not parse stays as it is.
+
+    Raises:
+        SubjectError: no such subject, or no such arm.
+    """
+    factory = subject_factory(subject)
+    return factory.canonical_arm(arm) if arm is not None and isinstance(factory, ParsesArms) else arm
 
 
 def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -> None:

@@ -144,6 +144,7 @@ def healthy(golden, checkpoint) -> dict[str, dict]:
         pytest.param("bf16", {"wrap": OverstatesVerification}, {"slots"}, id="twice the verified bytes"),
         pytest.param("bf16", {"wrap": RoundsRouterLogits}, {"routing"}, id="router logits rounded to bf16"),
         pytest.param("bf16", {"plant": "wrong-expert"}, {"slots"}, id="wrong expert fetched whole"),
+        pytest.param("bf16", {"plant": "memo-stale"}, {"residual", "flips"}, id="memo of the slot's first expert"),
         pytest.param("bf16", {"plant": "norm-swap"}, {"residual", "flips"}, id="norms swapped"),
         pytest.param("exact", {"plant": "window-short"}, {"logits", "residual"}, id="window one short, exact arm"),
     ],

@@ -78,14 +78,14 @@ def test_the_devices_schedule_changes_nothing(open_decoder: Open, tokens: list[i
     assert other.stats() == lazy.stats()
 
 
-@pytest.mark.parametrize("changes", [{"slots_per_layer": 3}, {"slots_per_layer": 8}, {"memo_experts": 1}, {"page_seed": 1}])
+@pytest.mark.parametrize("changes", [{"slots_per_layer": 3}, {"slots_per_layer": 8}, {"memos": 1}, {"page_seed": 1}])
 def test_room_and_pages_change_nothing_but_the_counters(open_decoder: Open, tokens: list[int], changes: dict[str, int]) -> None:
     assert run(open_decoder(**changes), tokens) == run(open_decoder(), tokens)
 
 
 def test_evictions_memo_hits_and_memo_evictions_really_happen(open_decoder: Open, tokens: list[int]) -> None:
-    tight, no_memo = open_decoder(slots_per_layer=3), open_decoder(memo_experts=1)
-    roomy = open_decoder(slots_per_layer=8, memo_experts=24)
+    tight, no_memo = open_decoder(slots_per_layer=3), open_decoder(memos=1)
+    roomy = open_decoder(slots_per_layer=8, memos=24)
     for decoder in (tight, roomy, no_memo):
         run(decoder, tokens)
     assert tight.stats()["slot_swaps"] > 0
@@ -111,16 +111,35 @@ def test_counters_agree_with_each_other_and_with_the_devices_log(
     assert stats["fills"] == stats["slot_misses"] == stats["device.non_blocking_reads"] - len(tokens) * (layers + 1)
     assert stats["drains"] == stats["device.synchronizes"] <= len(tokens) * layers
     assert stats["round_trips"] == stats["device.round_trips"] == stats["drains"] + len(tokens) * (layers + 1)
-    assert all(stats[field.name] > 0 for field in fields(StepStats) if field.name != "memo_evictions")
+    idle = {"memo_evictions", "early_drains", "on_demand_drains", "rereads", "bias_reads"}
+    assert {field.name for field in fields(StepStats) if stats[field.name] == 0} == idle
 
 
 def test_device_memory_does_not_grow_from_step_to_step(open_decoder: Open, tokens: list[int]) -> None:
-    decoder = open_decoder(memo_experts=4)
+    decoder = open_decoder(memos=4)
     run(decoder, tokens[:8])
     before = decoder._device.get_memory_view().allocated_bytes
     for token in tokens[8:]:
         decoder.step(token)
         assert decoder._device.get_memory_view().allocated_bytes == before
+
+
+@pytest.mark.slow
+def test_device_memory_does_not_grow_over_a_thousand_steps(open_decoder: Open) -> None:
+    """Tight enough that slots and memos churn all the way; memos are bounded, and all else is as it was."""
+    decoder = open_decoder(slots_per_layer=4, memos=6)
+    ids = np.random.default_rng(1).integers(0, 96, size=1000)
+    held = set()
+    for at, token in enumerate(ids):
+        if at % 32 == 0:
+            decoder.start()
+        decoder.step(int(token))
+        stats = decoder.stats()
+        held.add(stats["memory_after"] - stats["memo_bytes"])
+        assert decoder._device.get_memory_view().allocated_bytes == stats["memory_after"]
+    assert held == {decoder.stats()["memory_before"]}
+    assert decoder.stats()["memo_bytes_peak"] == 6 * 3 * 64 * 64 * 4
+    assert decoder.stats()["slot_swaps"] > 1000
 
 
 class Listener:
@@ -183,7 +202,15 @@ def test_what_cannot_be_decoded_is_refused_with_the_reason(open_decoder: Open) -
 
 
 @pytest.mark.parametrize(
-    "changes", [{"slots_per_layer": 2}, {"slots_per_layer": 9}, {"memo_experts": 0}, {"block_size": 16}, {"max_positions": 40}]
+    "changes",
+    [
+        {"slots_per_layer": 2},
+        {"slots_per_layer": 9},
+        {"memo_bytes": 0},
+        {"read_back_limit": 0},
+        {"block_size": 16},
+        {"max_positions": 40},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(open_decoder: Open, changes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(changes))):

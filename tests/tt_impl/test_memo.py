@@ -20,11 +20,12 @@ class Rig:
         self.stats = StepStats()
         self.layout = ExpertLayout.of(checkpoint.config)
         self.source = CheckpointExperts(checkpoint)
-        self.memo = Memo(self.device, self.layout, DType.FLOAT32, capacity, self.stats)
+        self.one = self.layout.memo_bytes(DType.FLOAT32)
+        self.memo = Memo(self.device, self.layout, DType.FLOAT32, capacity * self.one, self.stats)
 
     def obtain(self, expert: int, slot: int = 0, generation: int = 1, *, image_of: int | None = None) -> FeedForwardWeights:
         image = self.source.payload(1, expert if image_of is None else image_of)
-        return self.memo.obtain(MemoKey(1, expert, slot, generation), image)
+        return self.memo.obtain(MemoKey(1, expert, slot, generation), lambda: image)
 
     def values(self, weights: FeedForwardWeights) -> list[np.ndarray]:
         return [self.device.copy_device_to_host_tensor(tensor, blocking=True).array() for tensor in weights]
@@ -48,20 +49,54 @@ def test_the_same_key_is_served_without_looking_at_the_image_again(tiny: Checkpo
 @pytest.mark.parametrize("other", [{"generation": 2}, {"slot": 1}])
 def test_another_generation_or_slot_is_made_anew(tiny: Checkpoint, other: dict[str, int]) -> None:
     rig = Rig(tiny, 4)
-    old = rig.obtain(2)
+    held = rig.values(rig.obtain(2))[0]
     new = rig.obtain(2, image_of=3, **other)
     assert rig.stats.memo_misses == 2
-    assert not np.array_equal(rig.values(old)[0], rig.values(new)[0])
+    assert not np.array_equal(held, rig.values(new)[0])
 
 
-def test_release_frees_the_device_memory_of_that_expert_only(tiny: Checkpoint) -> None:
+def test_another_generation_replaces_the_old_one(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 4)
+    old = rig.obtain(2)
+    rig.obtain(2, generation=2)
+    assert not old.down.is_allocated
+    assert (rig.stats.memo_releases, rig.stats.memo_evictions, rig.stats.memo_bytes) == (1, 0, rig.one)
+
+
+def test_a_retired_memo_is_freed_by_the_next_sweep_and_no_other_is(tiny: Checkpoint) -> None:
     rig = Rig(tiny, 4)
     kept, gone = rig.obtain(2, slot=0), rig.obtain(3, slot=1)
-    rig.memo.release(1, 3, 1)
-    assert [tensor.is_allocated for tensor in (*kept, *gone)] == [True, True, False, False]
+    rig.memo.retire(1, 3)
+    rig.memo.retire(1, 3)
+    rig.memo.retire(1, 7)  # has none
+    assert gone.down.is_allocated
     assert rig.stats.memo_releases == 1
+    rig.memo.sweep()
+    assert [tensor.is_allocated for tensor in (*kept, *gone)] == [True, True, False, False]
+    assert rig.stats.memo_bytes == rig.one
+    assert rig.stats.memo_bytes_peak == 2 * rig.one
     with pytest.raises(DeviceFault, match="use-after-free"):
         rig.device.add(gone.down, gone.down)
+
+
+def test_a_retired_memo_goes_before_an_older_one_and_is_not_counted_as_evicted(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, 2)
+    older, retired = rig.obtain(1, slot=0), rig.obtain(2, slot=1)
+    rig.memo.retire(1, 2)
+    rig.obtain(3, slot=1, generation=2)
+    assert (older.down.is_allocated, retired.down.is_allocated) == (True, False)
+    assert rig.stats.memo_evictions == 0
+
+
+def test_the_budget_is_bytes_of_the_device(tiny: Checkpoint) -> None:
+    for budget, memos in ((0, 2), (-1, 1), (1, 2)):
+        rig = Rig(tiny, 2)
+        rig.memo = Memo(rig.device, rig.layout, DType.FLOAT32, 2 * rig.one + budget, rig.stats)
+        for expert in range(4):
+            rig.obtain(expert, slot=expert)
+            assert rig.device.get_memory_view().allocated_bytes == rig.stats.memo_bytes
+        assert rig.stats.memo_bytes == rig.stats.memo_bytes_peak == memos * rig.one
+        assert rig.stats.memo_evictions == 4 - memos
 
 
 def test_a_full_memo_drops_the_least_recently_used(tiny: Checkpoint) -> None:
@@ -79,4 +114,5 @@ def test_close_frees_everything(tiny: Checkpoint) -> None:
     rig.obtain(1)
     rig.obtain(2, slot=1)
     rig.memo.close()
+    assert rig.stats.memo_bytes == 0
     assert rig.device.get_memory_view().allocated_bytes == 0

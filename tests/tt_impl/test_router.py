@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from oracle.errors import DeviceFault
-from tt_impl.router import route
+from tt_impl.device.protocol import DType, Layout, Tensor
+from tt_impl.device.sim import SimDevice
+from tt_impl.memo import upload
+from tt_impl.router import RouterBias, route
+from tt_impl.stats import StepStats
 
 ZERO = np.zeros(8, np.float32)
 
@@ -56,3 +60,39 @@ def test_a_logit_that_is_no_number_is_a_fault(bad: float) -> None:
     with pytest.raises(DeviceFault, match=r"1 of 8 router logits, the first of expert 5") as caught:
         route(logits, ZERO, 3)
     assert caught.value.kind == "non-finite"
+
+
+def bias_on(device: SimDevice, values: np.ndarray, *, keep: bool) -> tuple[Tensor, RouterBias]:
+    tensor = upload(device, "bias", values, DType.FLOAT32, Layout.ROW_MAJOR)
+    return tensor, RouterBias(device, tensor, keep=keep)
+
+
+@pytest.mark.parametrize(("keep", "reads"), [(True, 0), (False, 3)])
+def test_a_kept_bias_is_read_when_staged_and_a_fetched_one_each_time(keep: bool, reads: int) -> None:
+    device, stats = SimDevice(), StepStats()
+    values = np.arange(8, dtype=np.float32)
+    _, bias = bias_on(device, values, keep=keep)
+    for _ in range(3):
+        assert bias.values(stats).tolist() == values.tolist()
+    assert (stats.bias_reads, stats.round_trips) == (reads, reads)
+    assert device.event_counts()["blocking_reads"] == 1 + reads
+
+
+def test_a_kept_bias_is_read_again_once_the_devices_bytes_have_changed() -> None:
+    device, stats = SimDevice(), StepStats()
+    tensor, bias = bias_on(device, ZERO, keep=True)
+    device.copy_host_to_device_tensor(ZERO + 5, tensor)
+    device.synchronize_device()
+    assert bias.values(stats).tolist() == bias.values(stats).tolist() == [5] * 8
+    assert stats.bias_reads == 1
+
+
+def test_a_bias_is_not_known_by_its_address() -> None:
+    """Another checkpoint's bias at the address of one that is gone."""
+    device, stats = SimDevice(), StepStats()
+    old, _ = bias_on(device, ZERO, keep=True)
+    address = device._owned(old).buffer.address
+    device.deallocate(old)
+    new, bias = bias_on(device, ZERO + 7, keep=True)
+    assert device._owned(new).buffer.address == address
+    assert bias.values(stats).tolist() == [7] * 8

@@ -1,20 +1,19 @@
-"""A slot's life can't skip a state, and the policy evicts what the step does not need, least recently touched first."""
+"""A slot's life can't skip a state, and only what the step does not need is evicted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oracle.errors import DeviceFault
+from tt_impl.policy import LeastRecentlyUsed
 from tt_impl.slots import Fetch, SlotTable
 
 
 def table_of(capacity: int) -> tuple[SlotTable, list[tuple[int, int, int]]]:
     evicted: list[tuple[int, int, int]] = []
-    return SlotTable(4, capacity, lambda *args: evicted.append(args)), evicted
+    return SlotTable(4, capacity, LeastRecentlyUsed(), lambda *args: evicted.append(args)), evicted
 
 
 def run_step(table: SlotTable, experts: list[int]) -> list[Fetch]:
@@ -39,9 +38,22 @@ def verified(table: SlotTable) -> None:
     table.verify(0)
 
 
+def trusted(table: SlotTable) -> None:
+    staged(table)
+    table.trust(0)
+
+
 def in_use(table: SlotTable) -> None:
     verified(table)
     table.use(7)
+
+
+def unpinned(before: Callable[[SlotTable], None]) -> Callable[[SlotTable], None]:
+    def run(table: SlotTable) -> None:
+        before(table)
+        table.release()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -51,10 +63,13 @@ def in_use(table: SlotTable) -> None:
         (lambda table: None, lambda table: table.use(7), "expert 7 was used but is in no slot"),
         (staged, lambda table: table.use(7), "is staged and cannot become in use"),
         (staged, lambda table: table.stage(0, 8), "is staged and cannot become staged"),
-        (staged, lambda table: table.touch([8]), "is staged and cannot become empty"),
+        (unpinned(staged), lambda table: table.touch([8]), "is staged and cannot become empty"),
         (verified, lambda table: table.verify(0), "is verified and cannot become verified"),
         (verified, lambda table: table.stage(0, 8), "is verified and cannot become staged"),
-        (in_use, lambda table: table.touch([8]), "is in use and cannot become empty"),
+        (lambda table: None, lambda table: table.trust(0), "is empty and cannot become trusted"),
+        (verified, lambda table: table.trust(0), "is verified and cannot become trusted"),
+        (trusted, lambda table: table.verify(0), "is trusted and cannot become verified"),
+        (in_use, lambda table: table.trust(0), "is in use and cannot become trusted"),
         (in_use, lambda table: table.verify(0), "is in use and cannot become verified"),
     ],
 )
@@ -98,21 +113,23 @@ def test_more_experts_than_slots_is_a_fault() -> None:
     assert caught.value.kind == "slot-capacity"
 
 
-@given(
-    capacity=st.integers(3, 6),
-    steps=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True), max_size=40),
-)
-def test_against_a_list_kept_in_order_of_use(capacity: int, steps: list[list[int]]) -> None:
-    table, evicted = table_of(capacity)
-    recent: list[int] = []  # least recently touched first
-    for experts in steps:
-        misses = [expert for expert in experts if expert not in recent]
-        room = capacity - len(recent)
-        gone = [expert for expert in recent if expert not in experts][: max(0, len(misses) - room)]
-        recent = [expert for expert in recent if expert not in gone and expert not in experts] + experts
-        evicted.clear()
-        assert [fetch.expert for fetch in run_step(table, experts)] == misses
-        assert [expert for _, expert, _ in evicted] == gone
-        slots = {expert: table.use(expert).index for expert in recent}
+@pytest.mark.parametrize("life", [verified, trusted])
+def test_a_used_slot_is_afterwards_what_it_was_before_and_may_be_evicted(life: Callable[[SlotTable], None]) -> None:
+    table, evicted = table_of(1)
+    life(table)
+    for _ in range(2):
+        table.use(7)
         table.release()
-        assert len(set(slots.values())) == len(recent) <= capacity
+    assert table.touch([8]) == [Fetch(8, 0)]
+    assert evicted == [(4, 7, 0)]
+
+
+def test_what_the_step_asked_for_is_pinned_until_it_is_released() -> None:
+    """Asked for in one call and not in the next: an on-demand fill must not take the place of an expert of its own step."""
+    table, _ = table_of(2)
+    run_step(table, [1, 2])
+    table.touch([1, 2])
+    with pytest.raises(DeviceFault, match="layer 4 needs 3 experts in 2 slots"):
+        table.touch([3])
+    table.release()
+    assert table.touch([3]) == [Fetch(3, 0)]

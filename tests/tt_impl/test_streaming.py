@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from tt_impl.device.protocol import Bytes, DType, Layout, Tensor
 from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
 from tt_impl.device.sim.read_handle import SimReadHandle
 from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.policy import Hotness
+from tt_impl.settings import default_settings
 from tt_impl.shadow import ShadowStore
 from tt_impl.slots import SlotTable
 from tt_impl.stats import StepStats
@@ -22,22 +25,23 @@ from tt_impl.streaming import ExpertStream
 class Rig:
     """One layer with two slots, and experts 3 and 5 being fetched into them."""
 
-    def __init__(self, checkpoint: Checkpoint, device: SimDevice) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: SimDevice, **levers: Any) -> None:
         self.layout = ExpertLayout.of(checkpoint.config)
         self.device = device
         self.stats = StepStats()
         self.shadows = ShadowStore(self.layout)
-        self.table = SlotTable(0, 2, lambda *_: None)
+        self.table = SlotTable(0, 2, Hotness(), lambda *_: None)
         self.tensors = {
             (0, slot): device.allocate_tensor_on_device((self.layout.nbytes,), DType.UINT8, Layout.ROW_MAJOR, f"slot{slot}")
             for slot in range(2)
         }
         source = CheckpointExperts(checkpoint)
-        self.stream = ExpertStream(device, source, self.layout, self.tensors, self.shadows, self.stats, None)
+        settings = replace(default_settings(checkpoint.config, DType.BFLOAT16), **levers)
+        self.stream = ExpertStream(device, source, self.layout, self.tensors, self.shadows, settings, self.stats, None)
 
     def fetch_and_drain(self) -> None:
         self.stream.fill(0, self.table, self.table.touch([3, 5]))
-        self.stream.drain(0, self.table)
+        self.stream.drain()
 
 
 def test_a_drain_verifies_all_fills_with_one_wait(tiny: Checkpoint) -> None:
@@ -46,7 +50,7 @@ def test_a_drain_verifies_all_fills_with_one_wait(tiny: Checkpoint) -> None:
     assert rig.device.event_counts()["round_trips"] == rig.stats.drains == 1
     assert rig.stats.verified_bytes == rig.stats.staged_bytes == 2 * rig.layout.nbytes
     assert rig.table.use(5).index == 1
-    rig.stream.drain(0, rig.table)
+    rig.stream.drain()
     assert rig.stats.drains == 1  # nothing outstanding, nothing to wait for
 
 

@@ -35,7 +35,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"arm": "fast"}, "no arm 'fast'; its arms are bf16, exact"),
+        ({"arm": "fast"}, "no arm 'fast': its base is 'fast'; an arm is bf16 or exact, then up to 2 of drain=layer"),
         ({"device": "gpu"}, "no device 'gpu'; its devices are sim"),
         ({"device": "ttnn"}, "device 'ttnn' is not available in this version"),
         ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, resident-byte, "),
@@ -136,4 +136,5 @@ def test_a_short_window_shows_in_the_logits_once_the_window_is_full(
 def test_every_plant_is_tried_here() -> None:
     elsewhere = {"resident-byte", "norm-byte-late"}  # test_residents.py
     quirks = {name for name in FACTORY.plants if name.startswith("quirk-")}  # test_quirks.py
-    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere, *quirks}
+    pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_expert_pool.py
+    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere, *quirks, *pools}

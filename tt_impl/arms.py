@@ -1,0 +1,173 @@
+"""The arms of `tt`: a base, which fixes the arithmetic, and levers that only move transfers and caching.
+
+So an arm's chains, logits, experts, residual streams and router logits are its base's, bit for bit. With `verify=first` the
+judge is told of no verified fill where there was none, and its gate `slots` is red by design: an arm to measure with.
+
+A name is the base, then `lever=value` for each lever that is off its default, separated by commas: `bf16`,
+`exact,drain=fill,dequant=reread`. To add a lever: a field of `DecoderSettings` of the same name, and an entry of `LEVERS`,
+the default first. `ARMS` then holds it alone and beside every other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from oracle.errors import SubjectError
+from oracle.kolibri1.config import Kolibri1Config
+from oracle.subjects.protocol import NumericClass
+from tt_impl.device.protocol import DType
+from tt_impl.settings import DecoderSettings, default_settings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a lever.
+
+    Attributes:
+        changes: what it does differently from the default.
+        shows: the counters that prove that it took effect.
+        unseen: what the decoder's own checks no longer see.
+    """
+
+    value: str
+    changes: str
+    shows: str = ""
+    unseen: str = ""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A setting and its values, the default first."""
+
+    name: str
+    default: Choice
+    others: tuple[Choice, ...]
+
+
+LEVERS: tuple[Lever, ...] = (
+    Lever(
+        "drain",
+        Choice("layer", "one wait a layer settles and verifies all its fills"),
+        (Choice("fill", "the host waits behind each fill and verifies it alone", "`drains` = `fills`"),),
+    ),
+    Lever(
+        "dequant",
+        Choice("shadow", "a missed memo is made from the slot's verified shadow"),
+        (
+            Choice(
+                "reread",
+                "a missed memo is made from the slot, for which the host reads it again and waits",
+                "`rereads` = `memo_misses`, and as many more `round_trips`",
+            ),
+        ),
+    ),
+    Lever(
+        "verify",
+        Choice("always", "every fill is read back and compared before use"),
+        (
+            Choice(
+                "first",
+                "only the first fill of each expert is read back and compared",
+                "`verified_bytes` < `staged_bytes` once an expert returns",
+                unseen="a later fill of an expert that lands wrong: it is used as it is",
+            ),
+        ),
+    ),
+    Lever(
+        "bias",
+        Choice("cached", "router biases are read when they are staged, and again only if the device's tensor changes"),
+        (Choice("fetched", "each layer of each step reads its bias from the device", "`bias_reads` = `steps` x layers"),),
+    ),
+    Lever(
+        "policy",
+        Choice("hotness", "the expert with the least heat goes: touches, each later touch call counting them 15/16"),
+        (
+            Choice(
+                "lru",
+                "the least recently touched expert goes",
+                "another sequence of evictions, so other `fills` and `slot_swaps`",
+            ),
+        ),
+    ),
+)
+
+BASES: Mapping[str, tuple[DType, NumericClass]] = {"bf16": (DType.BFLOAT16, "bf16"), "exact": (DType.FLOAT32, "fp32")}
+"""The default first: activation dtype, and the numeric class it is judged by."""
+
+_PAIR = 2
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`levers` holds (name, value) of those off their default, in the order of `LEVERS`."""
+
+    base: str
+    levers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ",".join((self.base, *(f"{lever}={value}" for lever, value in self.levers)))
+
+    @property
+    def numeric_class(self) -> NumericClass:
+        return BASES[self.base][1]
+
+    def settings(self, config: Kolibri1Config) -> DecoderSettings:
+        return replace(default_settings(config, BASES[self.base][0]), **dict(self.levers))
+
+
+def parse_arm(name: str) -> Arm:
+    """The arm that `name` means: base and levers in any order, levers at their default said or unsaid.
+
+    Raises:
+        SubjectError: not exactly one base, an unknown lever or value, a lever said twice, or more than two off default.
+    """
+    bases, said = [], {}
+    for word in name.split(","):
+        lever, equals, value = word.strip().partition("=")
+        if not equals:
+            bases.append(lever)
+        elif lever in said:
+            raise _refused(name, f"lever {lever!r} is set twice")
+        else:
+            said[lever] = value
+    if len(bases) != 1 or bases[0] not in BASES:
+        raise _refused(name, f"its base is {' and '.join(map(repr, bases)) or 'missing'}")
+    for lever, value in said.items():
+        if lever not in _VALUES:
+            raise _refused(name, f"there is no lever {lever!r}")
+        if value not in _VALUES[lever]:
+            raise _refused(name, f"lever {lever!r} has no value {value!r}")
+    arm = Arm(bases[0], tuple((lever.name, said[lever.name]) for lever in LEVERS if _is_set(lever, said)))
+    if arm.name not in ARMS:
+        raise _refused(name, f"it has {len(arm.levers)} levers off their default")
+    return arm
+
+
+def _is_set(lever: Lever, said: Mapping[str, str]) -> bool:
+    return said.get(lever.name, lever.default.value) != lever.default.value
+
+
+def _refused(name: str, why: str) -> SubjectError:
+    levers = ", ".join(f"{lever}={'|'.join(values)}" for lever, values in _VALUES.items())
+    return SubjectError(
+        f"subject tt has no arm {name!r}: {why}; an arm is {' or '.join(BASES)}, then up to {_PAIR} of {levers}"
+    )
+
+
+def _enumerated() -> dict[str, Arm]:
+    arms = []
+    for base in BASES:
+        for count in range(_PAIR + 1):
+            for levers in combinations(LEVERS, count):
+                for choices in product(*(lever.others for lever in levers)):
+                    arms.append(Arm(base, tuple((lever.name, c.value) for lever, c in zip(levers, choices, strict=True))))
+    return {arm.name: arm for arm in arms}
+
+
+_VALUES = {lever.name: (lever.default.value, *(choice.value for choice in lever.others)) for lever in LEVERS}
+
+ARMS: Mapping[str, Arm] = _enumerated()
+"""Every base: alone, with every single lever, and with every pair of levers."""

@@ -1,0 +1,94 @@
+"""What a request opens: an arm, a checkpoint, a device, and the fault planted in them if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oracle.errors import SubjectError
+from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
+from tt_impl.arms import Arm, default_arm, parse_arm
+from tt_impl.device.protocol import Device, DType
+from tt_impl.device.sim import schedule_named
+from tt_impl.device.sim.schedule import LazySchedule
+from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.planted_device import planted
+from tt_impl.plants import PLANTS, Parts
+
+DEVICES = ("sim", "ttnn")
+EXCLUSIVE_DEVICES = ("ttnn",)
+
+REQUIRED_GATES = (
+    "golden",
+    "alignment",
+    "chain",
+    "flips",
+    "logits",
+    "residual",
+    "routing",
+    "staging",
+    "slots",
+    "ops",
+    "ledger",
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Everything but the decoder.
+
+    Attributes:
+        replay: what a fault's message ends with: the command that replays it.
+    """
+
+    identity: SubjectIdentity
+    device: Device
+    parts: Parts
+    replay: str = ""
+
+
+def open_parts(request: SubjectRequest) -> Opened:
+    """Open the checkpoint and the device.
+
+    Raises:
+        SubjectError: an arm, device or plant that the subject has not; no card for device ttnn, or not ttnn itself.
+        UsageError: a schedule that the simulated device has not.
+        CheckpointError: the checkpoint is bad.
+    """
+    arm = default_arm() if request.arm is None else parse_arm(request.arm)
+    asked = request.device or DEVICES[0]
+    kind, _, schedule = asked.partition(":")
+    if kind not in DEVICES or (schedule and kind != "sim"):
+        raise SubjectError(f"subject tt has no device {asked!r}; its devices are {', '.join(DEVICES)}, and sim:SCHEDULE")
+    checkpoint = Checkpoint.open(request.checkpoint)
+    parts = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
+    if request.plant is not None:
+        if request.plant not in PLANTS:
+            raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
+        parts = PLANTS[request.plant].apply(parts)
+    device, described = _simulated(parts, schedule) if kind == "sim" else _real(arm, parts, request.plant)
+    identity = SubjectIdentity(
+        name="tt",
+        numeric_class=arm.numeric_class,
+        arm=arm.name,
+        required_gates=REQUIRED_GATES,
+        device={"kind": asked, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
+    )
+    replay = f"; `gate --device sim:{described['schedule']}` replays it" if kind == "sim" else ""
+    return Opened(identity, device, parts, replay)
+
+
+def _simulated(parts: Parts, schedule: str) -> tuple[Device, dict[str, str]]:
+    """`sim` is lazy, `sim:SCHEDULE` any."""
+    chosen = schedule_named(schedule or LazySchedule.name)
+    device = parts.open_device(schedule=chosen)
+    return device, {"schedule": chosen.name, "quirks": device.quirks.names}
+
+
+def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:
+    if arm.activation is DType.FLOAT32:
+        raise SubjectError("device ttnn has no float32 attention; judge the arm `exact` with --device sim")
+    from tt_impl.device.ttnn.device import TtnnDevice
+
+    device = TtnnDevice.open()
+    return planted(device, plant, parts.planted_layer), {"level": device.level}
