@@ -1,4 +1,4 @@
-"""The subject `tt`: this decoder, as the judge opens it."""
+"""The subject `tt`: this decoder, as the judge opens it, on the simulated device or on ttnn's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from oracle.subjects.protocol import (
     SubjectRequest,
 )
 from tt_impl.decode import Decoder
-from tt_impl.device.protocol import DType
+from tt_impl.device.protocol import Device, DType
 from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.planted_device import planted
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.settings import default_settings
 
@@ -60,17 +61,18 @@ class TtSubject:
 
 
 class TtFactory:
-    """Opens the decoder on the simulated device; see `oracle.subjects.protocol.SubjectFactory`."""
+    """Opens the decoder on a device; see `oracle.subjects.protocol.SubjectFactory`. The simulated one is the default."""
 
     arms: Mapping[str, NumericClass] = {"bf16": "bf16", "exact": "fp32"}
-    devices: tuple[str, ...] = ("sim",)
+    devices: tuple[str, ...] = ("sim", "ttnn")
+    exclusive_devices: tuple[str, ...] = ("ttnn",)
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> TtSubject:
         """Open the checkpoint and a device, and stage the residents.
 
         Raises:
-            SubjectError: an arm, device or plant that this subject has not.
+            SubjectError: an arm, device or plant that this subject has not; no card for device ttnn, or not ttnn itself.
             CheckpointError: the checkpoint is bad.
             DeviceFault: `out-of-memory`.
         """
@@ -83,16 +85,31 @@ class TtFactory:
                 raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
             parts = PLANTS[request.plant].apply(parts)
         settings = default_settings(parts.config, _ACTIVATIONS[arm])
-        device = parts.open_device()
-        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        device, described = self._opened(device_name, arm, parts, request.plant)
+        try:
+            decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        except BaseException:
+            device.close()  # a card stays taken until it is closed
+            raise
         identity = SubjectIdentity(
             name="tt",
             numeric_class=self.arms[arm],
             arm=arm,
             required_gates=REQUIRED_GATES,
-            device={"kind": device_name, "dram_bytes": str(device.get_memory_view().total_bytes), "schedule": "lazy"},
+            device={"kind": device_name, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
         )
         return TtSubject(identity, decoder)
+
+    def _opened(self, name: str, arm: str, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:
+        """The device, and what else its identity says."""
+        if name == "sim":
+            return parts.open_device(), {"schedule": "lazy"}
+        if _ACTIVATIONS[arm] is DType.FLOAT32:
+            raise SubjectError("device ttnn has no float32 attention; judge the arm `exact` with --device sim")
+        from tt_impl.device.ttnn.device import TtnnDevice
+
+        device = TtnnDevice.open()
+        return planted(device, plant, parts.planted_layer), {"level": device.level}
 
     def _arm(self, name: str | None) -> str:
         if name is None:
@@ -104,8 +121,6 @@ class TtFactory:
     def _device(self, name: str | None) -> str:
         if name is None:
             return self.devices[0]
-        if name == "ttnn":
-            raise SubjectError("device 'ttnn' is not available in this version; use --device sim")
         if name not in self.devices:
             raise SubjectError(f"subject tt has no device {name!r}; its devices are {', '.join(self.devices)}")
         return name
