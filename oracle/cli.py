@@ -318,7 +318,8 @@ def golden_accept(
 @app.command(epilog="Example: kolibri-oracle doctor --checkpoint kolibri1-fp8")
 @_interruptible
 def doctor(checkpoint: CheckpointOption = None, json_file: JsonOption = None) -> None:
-    """Check a checkpoint's headers against its inventory, name all that differs, and print the environment."""
+    """Check a checkpoint's headers against its inventory, name all that differs, and print the environment and its devices."""
+    from oracle.accelerator import levels
     from oracle.environment import environment_record
     from oracle.kolibri1.audit import audit
     from oracle.report.doctor import print_doctor, summarize
@@ -326,7 +327,7 @@ def doctor(checkpoint: CheckpointOption = None, json_file: JsonOption = None) ->
     folder = checkpoint or mini_checkpoint()
     _check_json(json_file, folder)
     audited = audit(folder)
-    summary = summarize(folder, audited, environment_record())
+    summary = summarize(folder, audited, environment_record(), levels())
     print_doctor(_console(), summary)
     if json_file is not None:
         write_file(json_file, canonical_json(summary))
