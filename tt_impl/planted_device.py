@@ -74,12 +74,13 @@ class _CorruptsLate(_Passing):
             self._device.copy_host_to_device_tensor(held, self._victim)
 
 
-_PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
+PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
     "slot-byte": lambda device, layer: _FlipsAWrite(device, f"layer{layer}.slot0", 5, 0x10),
     "resident-byte": lambda device, layer: _FlipsAWrite(device, f"model.layers.{layer}.self_attn.o_proj.weight", 7, 0x02),
     "missing-drain": lambda device, layer: _SkipsASynchronize(device, layer + 1),
     "norm-byte-late": lambda device, layer: _CorruptsLate(device, f"model.layers.{layer}.input_layernorm.weight", layer + 1),
 }
+"""By the plant's name: what changes the calls to a device, for the layer that plants go for."""
 
 
 def planted(device: Device, plant: str | None, layer: int) -> Device:
@@ -88,5 +89,5 @@ def planted(device: Device, plant: str | None, layer: int) -> Device:
     Args:
         layer: the layer that plants go for, from 0.
     """
-    plant_in = _PLANTED.get(plant or "")
+    plant_in = PLANTED.get(plant or "")
     return device if plant_in is None else cast(Device, plant_in(device, layer))

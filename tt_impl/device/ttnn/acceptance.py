@@ -94,7 +94,7 @@ def accept_step(device: TtnnDevice, config: Kolibri1Config, users: int) -> StepA
             step.run(position)
             programs.append(device.program_cache_entries())
         before = Counter(_transfers(device))
-        with _captured(device) as seen:
+        with transfers_seen(device) as seen:
             step.run(_POSITIONS[-1])
         asked = Counter(_transfers(device)) - before
         step.close()
@@ -111,7 +111,7 @@ def _transfers(device: TtnnDevice) -> dict[str, int]:
 
 
 @contextmanager
-def _captured(device: TtnnDevice) -> Iterator[Counter[str]]:
+def transfers_seen(device: TtnnDevice) -> Iterator[Counter[str]]:
     """Counts the transfers that ttnn's graph capture sees. Capturing wants to find a module `torch` with a class Tensor."""
     stand_in = types.ModuleType("torch")
     setattr(stand_in, "Tensor", type("Tensor", (), {}))  # noqa: B010 - pyright knows no attribute of a new module

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from oracle.errors import DeviceFault, SubjectError
-from tt_impl.device.protocol import TILE_SIDE, DType, Layout, Tensor
+from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, DType, Layout, Tensor
 from tt_impl.device.ttnn.guards import refusals, require
 from tt_impl.device.ttnn.held import four_dimensions
 from tt_impl.device.ttnn.memory import TtnnMemory, TtnnTensor
@@ -38,7 +38,7 @@ class TtnnAdaptation(TtnnMemory):
             padded = [*wanted[:-2], *(-(-n // TILE_SIDE) * TILE_SIDE for n in wanted[-2:])]
             if np.prod(tuple(value.padded_shape)) != np.prod(padded):
                 raise DeviceFault("bad-result", f"{name} gave {list(value.shape)} for {list(shape)}")
-            value = self._ttnn.reshape(value, self._ttnn.Shape(list(wanted)), self._ttnn.Shape(padded))
+            value = self.ttnn.reshape(value, self.ttnn.Shape(list(wanted)), self.ttnn.Shape(padded))
         return self._adopt(value, shape, dtype, Layout.TILE, name)
 
     def _on_the_way(self, value: Any) -> Any:
@@ -51,23 +51,28 @@ class TtnnAdaptation(TtnnMemory):
         """[users, rows, width] height-sharded in L1, one core for each user."""
         users, rows, width = shape
         grid = self._mesh.compute_with_storage_grid_size()
-        config = self._ttnn.create_sharded_memory_config(
+        config = self.ttnn.create_sharded_memory_config(
             (-(-rows // TILE_SIDE) * TILE_SIDE, width),
-            self._ttnn.num_cores_to_corerangeset(users, grid, True),
-            self._ttnn.ShardStrategy.HEIGHT,
-            self._ttnn.ShardOrientation.ROW_MAJOR,
+            self.ttnn.num_cores_to_corerangeset(users, grid, True),
+            self.ttnn.ShardStrategy.HEIGHT,
+            self.ttnn.ShardOrientation.ROW_MAJOR,
             use_height_and_width_as_shard_shape=True,
         )
-        return self._on_the_way(self._ttnn.to_memory_config(value, config))
+        return self._on_the_way(self.ttnn.to_memory_config(value, config))
 
     def _interleaved(self, value: Any) -> Any:
         self._on_the_way(value)
-        return self._ttnn.to_memory_config(value, self._ttnn.DRAM_MEMORY_CONFIG)
+        return self.ttnn.to_memory_config(value, self.ttnn.DRAM_MEMORY_CONFIG)
 
     def _precise(self) -> Any:
-        return self._ttnn.WormholeComputeKernelConfig(  # ttnn's name for it on Blackhole too
-            math_fidelity=self._ttnn.MathFidelity.HiFi4, math_approx_mode=False, fp32_dest_acc_en=True, packer_l1_acc=True
+        return self.ttnn.WormholeComputeKernelConfig(  # ttnn's name for it on Blackhole too
+            math_fidelity=self.ttnn.MathFidelity.HiFi4, math_approx_mode=False, fp32_dest_acc_en=True, packer_l1_acc=True
         )
+
+    def _require_cache(self, name: str, cache: Tensor) -> None:
+        """A paged cache, with blocks of a face or of whole tiles: ttnn refuses no other."""
+        fits = cache.layout is Layout.TILE and len(cache.shape) == 4 and cache.shape[3] % TILE_SIDE == 0
+        require(name, fits and (cache.shape[2] == FACE_SIDE or cache.shape[2] % TILE_SIDE == 0), cache)
 
     def _require_pages(self, name: str, users: int, positions: Tensor, page_table: Tensor) -> None:
         """Positions and page table of `users`: int32, row-major, [1, B] and [B, n]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from oracle.accelerator import level_in_use
 from tt_impl.device.protocol import TILE_SIDE, DType, Layout, Tensor
@@ -16,15 +17,19 @@ from tt_impl.device.ttnn.guards import MOST_USERS, require
 from tt_impl.device.ttnn.held import held_shape, ttnn_dtype
 from tt_impl.device.ttnn.memory import TtnnTensor, opened_parts
 
+_D = TypeVar("_D", bound="TtnnDevice")
+
 _ROW_MAJOR, _TILE = Layout.ROW_MAJOR, Layout.TILE
 _INDICES = (DType.UINT16, DType.UINT32)
+_PRODUCTS = (DType.BFLOAT16, DType.FLOAT32, DType.BFLOAT8_B)
+_UINT16_COLUMNS = 1 << 16
 
 
 class TtnnDevice(TtnnAdaptation):
     """An opened card, or what stands for one; implements `protocol.Device` on ttnn 0.81.1."""
 
     @classmethod
-    def open(cls, *, command_queues: int = 1) -> TtnnDevice:
+    def open(cls: type[_D], *, command_queues: int = 1) -> _D:
         """Open the card, or the simulator that `TT_METAL_SIMULATOR` names, and see that it holds what is written to it.
 
         Raises:
@@ -36,7 +41,7 @@ class TtnnDevice(TtnnAdaptation):
         return device
 
     @classmethod
-    def open_mock(cls, *, command_queues: int = 1) -> TtnnDevice:
+    def open_mock(cls: type[_D], *, command_queues: int = 1) -> _D:
         """Open ttnn's mock device, which accepts or refuses ops and computes nothing. Raises SubjectError where it can't."""
         ttnn, mesh = opened_parts(command_queues=command_queues, mock=True)
         return cls(ttnn, mesh, command_queues=command_queues, is_mock=True)
@@ -54,7 +59,7 @@ class TtnnDevice(TtnnAdaptation):
     def graph(self) -> Iterator[list[str]]:
         """The names of all that ttnn's graph capture sees begin within the block, ops and transfers; there after it."""
         names: list[str] = []
-        graph = self._ttnn.graph
+        graph = self.ttnn.graph
         graph.begin_graph_capture(graph.RunMode.NORMAL)
         try:
             yield names
@@ -68,29 +73,33 @@ class TtnnDevice(TtnnAdaptation):
         require("embedding", held_shape(weight.shape, weight.dtype, _ROW_MAJOR) == weight.shape, weight)
         shape = (ids.shape[1], weight.shape[1])
         with self._op("embedding", (ids, weight)) as (i, w):
-            out = self._ttnn.embedding(i, w, layout=self._ttnn.TILE_LAYOUT)
+            out = self.ttnn.embedding(i, w, layout=self.ttnn.TILE_LAYOUT)
             return self._result("embedding", out, shape, weight.dtype)
 
     def typecast(self, x: Tensor, dtype: DType) -> TtnnTensor:
-        require("typecast", x.layout is _TILE and dtype is not DType.FP8_E4M3, x)
+        tiled = x.layout is _TILE or dtype is not DType.BFLOAT8_B
+        require("typecast", tiled and not {x.dtype, dtype} & {DType.FP8_E4M3, DType.UINT8}, x)
         with self._op("typecast", (x,)) as (value,):
-            return self._result("typecast", self._ttnn.typecast(value, ttnn_dtype(self._ttnn, dtype)), x.shape, dtype)
+            out = self.ttnn.typecast(value, ttnn_dtype(self.ttnn, dtype))
+            if x.layout is _ROW_MAJOR:
+                return self._adopt(out, x.shape, dtype, _ROW_MAJOR, "typecast")
+            return self._result("typecast", out, x.shape, dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> TtnnTensor:
         require("rms_norm", x.layout is _TILE and weight.shape == (1, x.shape[-1]), x, weight)
         with self._op("rms_norm", (x, weight)) as (value, gamma):
-            out = self._ttnn.rms_norm(value, epsilon=epsilon, weight=gamma, compute_kernel_config=self._precise())
+            out = self.ttnn.rms_norm(value, epsilon=epsilon, weight=gamma, compute_kernel_config=self._precise())
             return self._result("rms_norm", out, x.shape, x.dtype)
 
     def linear(self, x: Tensor, weight: Tensor, *, dtype: DType | None = None) -> TtnnTensor:
         fits = x.layout is weight.layout is _TILE and len(x.shape) == len(weight.shape) == 2
-        require("linear", fits and x.shape[1] == weight.shape[1], x, weight)
+        require("linear", fits and x.shape[1] == weight.shape[1] and (dtype or x.dtype) in _PRODUCTS, x, weight)
         with self._op("linear", (x, weight)) as (value, w):
-            out = self._ttnn.linear(
+            out = self.ttnn.linear(
                 value,
                 w,
                 transpose_b=True,
-                dtype=ttnn_dtype(self._ttnn, dtype or x.dtype),
+                dtype=ttnn_dtype(self.ttnn, dtype or x.dtype),
                 compute_kernel_config=self._precise(),
             )
             return self._result("linear", out, (x.shape[0], weight.shape[0]), dtype or x.dtype)
@@ -98,11 +107,11 @@ class TtnnDevice(TtnnAdaptation):
     def matmul(self, a: Tensor, b: Tensor, *, dtype: DType) -> TtnnTensor:
         """As the protocol says; where K does not fill its tiles, b's padding is zeroed first: it takes part in the sums."""
         fits = a.layout is b.layout is _TILE and len(a.shape) == len(b.shape) == 2
-        require("matmul", fits and a.shape[1] == b.shape[0], a, b)
+        require("matmul", fits and a.shape[1] == b.shape[0] and dtype in _PRODUCTS, a, b)
         with self._op("matmul", (a, b)) as (left, right):
             if b.shape[0] % TILE_SIDE:
-                right = self._on_the_way(self._ttnn.fill_implicit_tile_padding(right, 0.0))
-            out = self._ttnn.matmul(left, right, dtype=ttnn_dtype(self._ttnn, dtype), compute_kernel_config=self._precise())
+                right = self._on_the_way(self.ttnn.fill_implicit_tile_padding(right, 0.0))
+            out = self.ttnn.matmul(left, right, dtype=ttnn_dtype(self.ttnn, dtype), compute_kernel_config=self._precise())
             return self._result("matmul", out, (a.shape[0], b.shape[1]), dtype)
 
     def add(self, a: Tensor, b: Tensor) -> TtnnTensor:
@@ -120,7 +129,7 @@ class TtnnDevice(TtnnAdaptation):
     def swiglu(self, x: Tensor) -> TtnnTensor:
         require("swiglu", x.layout is _TILE and len(x.shape) == 2 and x.shape[1] % (2 * TILE_SIDE) == 0, x)
         with self._op("swiglu", (x,)) as (value,):
-            return self._result("swiglu", self._ttnn.swiglu(value, -1), (x.shape[0], x.shape[1] // 2), x.dtype)
+            return self._result("swiglu", self.ttnn.swiglu(value, -1), (x.shape[0], x.shape[1] // 2), x.dtype)
 
     def concat_rows(self, tensors: Sequence[Tensor]) -> TtnnTensor:
         parts = tuple(tensors)
@@ -128,14 +137,15 @@ class TtnnDevice(TtnnAdaptation):
         require("concat", alike and all(part.layout is _TILE and len(part.shape) == 2 for part in parts), *parts)
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         with self._op("concat", parts) as values:
-            return self._result("concat", self._ttnn.concat(values, dim=-2), shape, parts[0].dtype)
+            return self._result("concat", self.ttnn.concat(values, dim=-2), shape, parts[0].dtype)
 
     def topk(self, x: Tensor, k: int) -> tuple[TtnnTensor, TtnnTensor]:
         fits = x.layout is _TILE and len(x.shape) == 2 and x.dtype in (DType.BFLOAT16, DType.FLOAT32)
         require("topk", fits and 1 <= k <= x.shape[1], x)
+        require("topk", x.dtype is DType.FLOAT32 or x.shape[1] <= _UINT16_COLUMNS, x)
         index = DType.UINT16 if x.dtype is DType.BFLOAT16 else DType.UINT32
         with self._op("topk", (x,)) as (value,):
-            values, columns = self._ttnn.topk(value, k, dim=-1, largest=True, sorted=True)
+            values, columns = self.ttnn.topk(value, k, dim=-1, largest=True, sorted=True)
             shape = (x.shape[0], k)
             return self._result("topk", values, shape, x.dtype), self._result("topk", columns, shape, index)
 
@@ -143,14 +153,14 @@ class TtnnDevice(TtnnAdaptation):
         fits = x.layout is index.layout is _TILE and len(x.shape) == len(index.shape) == 2
         require("gather", fits and index.dtype in _INDICES and x.shape[0] == index.shape[0], x, index)
         with self._op("gather", (x, index)) as (value, columns):
-            return self._result("gather", self._ttnn.gather(value, -1, columns), index.shape, x.dtype)
+            return self._result("gather", self.ttnn.gather(value, -1, columns), index.shape, x.dtype)
 
     def argmax(self, x: Tensor) -> TtnnTensor:
         require("argmax", x.layout is _TILE and len(x.shape) == 2, x)
         shape = (1, x.shape[0])
         with self._op("argmax", (x,)) as (value,):
-            out = self._ttnn.argmax(value, dim=-1, keepdim=False)
-            return self._adopt(self._ttnn.reshape(out, list(shape)), shape, DType.UINT32, _ROW_MAJOR, "argmax")
+            out = self.ttnn.argmax(value, dim=-1, keepdim=False)
+            return self._adopt(self.ttnn.reshape(out, list(shape)), shape, DType.UINT32, _ROW_MAJOR, "argmax")
 
     def nlp_create_qkv_heads_decode(
         self, x: Tensor, *, num_heads: int, num_kv_heads: int
@@ -160,11 +170,11 @@ class TtnnDevice(TtnnAdaptation):
         users, (width, rest) = x.shape[0], divmod(x.shape[1], num_heads + 2 * num_kv_heads)
         require(name, rest == 0 and width % TILE_SIDE == 0, x)
         with self._op(name, (x,)) as (value,):
-            parts = self._ttnn.experimental.nlp_create_qkv_heads_decode(
+            parts = self.ttnn.experimental.nlp_create_qkv_heads_decode(
                 value,
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
-                memory_config=self._ttnn.L1_HEIGHT_SHARDED_MEMORY_CONFIG,
+                memory_config=self.ttnn.L1_HEIGHT_SHARDED_MEMORY_CONFIG,
             )
             q, k, v = (
                 self._result(name, self._interleaved(part), (users, heads, width), x.dtype)
@@ -177,7 +187,7 @@ class TtnnDevice(TtnnAdaptation):
         require(name, x.layout is _TILE and len(x.shape) == 3 and x.shape[0] <= MOST_USERS, x)
         users, heads, width = x.shape
         with self._op(name, (x,)) as (value,):
-            out = self._ttnn.experimental.nlp_concat_heads_decode(self._by_user(value, x.shape), num_heads=heads)
+            out = self.ttnn.experimental.nlp_concat_heads_decode(self._by_user(value, x.shape), num_heads=heads)
             return self._result(name, self._interleaved(out), (users, heads * width), x.dtype)
 
     def rotary_embedding_hf(self, x: Tensor, cos: Tensor, sin: Tensor) -> TtnnTensor:
@@ -187,9 +197,9 @@ class TtnnDevice(TtnnAdaptation):
         require(name, cos.dtype is sin.dtype is x.dtype, x, cos, sin)
         users, _, width = x.shape
         with self._op(name, (x, cos, sin)) as (value, *tables):
-            by_user = [self._by_user(self._ttnn.transpose(table, 1, 2), (users, 1, width)) for table in tables]
+            by_user = [self._by_user(self.ttnn.transpose(table, 1, 2), (users, 1, width)) for table in tables]
             sharded = self._by_user(value, x.shape)
-            out = self._ttnn.experimental.rotary_embedding_hf(
+            out = self.ttnn.experimental.rotary_embedding_hf(
                 sharded, *by_user, is_decode_mode=True, memory_config=sharded.memory_config()
             )
             return self._result(name, self._interleaved(out), x.shape, x.dtype)
@@ -197,29 +207,31 @@ class TtnnDevice(TtnnAdaptation):
     def paged_update_cache(self, cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
         name = "paged_update_cache"
         operands = (cache, x, update_idxs_tensor, page_table)
-        require(name, cache.layout is x.layout is _TILE and len(cache.shape) == 4 and len(x.shape) == 3, cache, x)
+        self._require_cache(name, cache)
+        require(name, x.layout is _TILE and len(x.shape) == 3, cache, x)
         require(name, x.shape[1:] == (cache.shape[1], cache.shape[3]) and x.shape[0] <= MOST_USERS, cache, x)
         require(name, x.dtype is cache.dtype or cache.dtype is DType.BFLOAT8_B, cache, x)
         self._require_pages(name, x.shape[0], update_idxs_tensor, page_table)
         with self._op(name, operands) as (into, value, positions, table):
-            self._ttnn.experimental.paged_update_cache(
+            self.ttnn.experimental.paged_update_cache(
                 into,
                 self._by_user(value, x.shape),
-                update_idxs_tensor=self._ttnn.reshape(positions, [x.shape[0]]),
+                update_idxs_tensor=self.ttnn.reshape(positions, [x.shape[0]]),
                 page_table=table,
             )
             self._owned(cache, name).generation += 1
 
     def paged_fill_cache(self, cache: Tensor, x: Tensor, *, page_table: Tensor, batch_idx: int) -> None:
         name = "paged_fill_cache"
-        require(name, cache.layout is x.layout is _TILE and len(cache.shape) == 4 and len(x.shape) == 3, cache, x)
+        self._require_cache(name, cache)
+        require(name, x.layout is _TILE and len(x.shape) == 3, cache, x)
         require(name, (x.shape[0], x.shape[2]) == (cache.shape[1], cache.shape[3]) and x.dtype is cache.dtype, cache, x)
         require(name, page_table.dtype is DType.INT32 and page_table.layout is _ROW_MAJOR, page_table)
         require(
             name, 0 <= batch_idx < page_table.shape[0] and x.shape[1] <= page_table.shape[1] * cache.shape[2], x, page_table
         )
         with self._op(name, (cache, x, page_table)) as (into, value, table):
-            self._ttnn.experimental.paged_fill_cache(into, value, table, batch_idx=batch_idx)
+            self.ttnn.experimental.paged_fill_cache(into, value, table, batch_idx=batch_idx)
             self._owned(cache, name).generation += 1
 
     def paged_scaled_dot_product_attention_decode(
@@ -234,17 +246,19 @@ class TtnnDevice(TtnnAdaptation):
         sliding_window_size: int | None,
     ) -> TtnnTensor:
         name = "paged_scaled_dot_product_attention_decode"
-        require(name, k_cache.shape == v_cache.shape and len(k_cache.shape) == 4 and len(q.shape) == 3, q, k_cache, v_cache)
-        require(name, q.layout is k_cache.layout is v_cache.layout is _TILE and q.shape[0] <= MOST_USERS, q, k_cache, v_cache)
+        self._require_cache(name, k_cache)
+        alike = k_cache.shape == v_cache.shape and k_cache.dtype is v_cache.dtype and v_cache.layout is _TILE
+        require(name, alike and q.layout is _TILE and len(q.shape) == 3 and q.shape[0] <= MOST_USERS, q, k_cache, v_cache)
+        require(name, sliding_window_size is None or sliding_window_size > 0, q)
         require(name, q.shape[2] == k_cache.shape[3] and q.shape[1] % k_cache.shape[1] == 0, q, k_cache)
         self._require_pages(name, q.shape[0], cur_pos_tensor, page_table)
         with self._op(name, (q, k_cache, v_cache, page_table, cur_pos_tensor)) as (query, keys, values, table, positions):
-            out = self._ttnn.transformer.paged_scaled_dot_product_attention_decode(
+            out = self.ttnn.transformer.paged_scaled_dot_product_attention_decode(
                 query,
                 keys,
                 values,
                 page_table_tensor=table,
-                cur_pos_tensor=self._ttnn.reshape(positions, [q.shape[0]]),
+                cur_pos_tensor=self.ttnn.reshape(positions, [q.shape[0]]),
                 scale=scale,
                 sliding_window_size=sliding_window_size,
                 compute_kernel_config=self._precise(),
@@ -254,9 +268,9 @@ class TtnnDevice(TtnnAdaptation):
     def _elementwise(self, name: str, a: Tensor, b: Tensor) -> TtnnTensor:
         require(name, a.layout is b.layout is _TILE and a.shape == b.shape and a.dtype is b.dtype, a, b)
         with self._op(name, (a, b)) as (left, right):
-            return self._result(name, getattr(self._ttnn, name)(left, right), a.shape, a.dtype)
+            return self._result(name, getattr(self.ttnn, name)(left, right), a.shape, a.dtype)
 
     def _unary(self, name: str, x: Tensor) -> TtnnTensor:
         require(name, x.layout is _TILE, x)
         with self._op(name, (x,)) as (value,):
-            return self._result(name, getattr(self._ttnn, name)(value), x.shape, x.dtype)
+            return self._result(name, getattr(self.ttnn, name)(value), x.shape, x.dtype)

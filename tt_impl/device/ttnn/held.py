@@ -8,17 +8,21 @@ fullest one: one row of 4 MB would take 4 MB of each of eight banks. So a vector
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tt_impl.device.protocol import TILE_SIDE, DType, HostArray, Layout
 
-PAGE_ALIGNMENT = 64
-"""Bytes; of a DRAM page on Blackhole (`Buffer.aligned_page_size`)."""
+_BANKS, _ALIGNMENT = 8, 64
+"""Of a P150's DRAM: its banks, and what each page's size is rounded up to there (`Buffer.aligned_page_size`)."""
 
-_VECTOR_PAGE = 2048
-"""Bytes that a page of a vector has at least, as many as a bfloat16 tile: smaller ones move slowly, larger ones lie uneven."""
+_PAGE_UNIT = 16
+"""Bytes; a page of a vector is a multiple of it: whole over PCIe and the NoC."""
+
+_VECTOR_PAGES = (2 << 10, 32 << 10)
+"""Bytes of a vector's page, from and to: a bfloat16 tile's at least, since small pages move slowly."""
 
 _FLOATS = (DType.BFLOAT16, DType.FLOAT32)
 _NAMES = {DType.FP8_E4M3: "uint8"}
@@ -56,9 +60,10 @@ def host_tensor(ttnn: Any, array: HostArray, dtype: DType, layout: Layout) -> An
     Args:
         array: of `dtype.host`: ttnn ends the process where it is given float64, and takes no ml_dtypes.
     """
-    held = np.ascontiguousarray(array).reshape(held_shape(array.shape, dtype, layout))
     if dtype is DType.BFLOAT16:
-        held = held.astype(np.float32)
+        array = array.astype(np.float32)
+    writable = np.require(array, requirements=["C", "W"])  # nanobind takes no read-only array, as a mapped checkpoint's is
+    held = writable.reshape(held_shape(array.shape, dtype, layout))
     return ttnn.Tensor(held, ttnn_dtype(ttnn, dtype), layout=ttnn_layout(ttnn, layout))
 
 
@@ -67,11 +72,16 @@ def packed_host_bytes(ttnn: Any, tensor: Any) -> np.ndarray:
     return np.from_dlpack(tensor.host_buffer().get_shard(ttnn.MeshCoordinate(0, 0)))
 
 
+@lru_cache(maxsize=256)
 def _vector_row(length: int, item_bytes: int) -> int:
-    """Elements of a vector's page: its smallest aligned divisor of at least `_VECTOR_PAGE` bytes, or all of it."""
-    nbytes = length * item_bytes
-    if nbytes % PAGE_ALIGNMENT:
+    """Elements of a vector's page: the size that takes the least of the banks, the largest of equals; else all of it."""
+    units, rest = divmod(length * item_bytes, _PAGE_UNIT)
+    smallest, largest = (size // _PAGE_UNIT for size in _VECTOR_PAGES)
+    sizes = [size for size in range(smallest, largest + 1) if not rest and units % size == 0]
+
+    def taken(size: int) -> int:
+        return -(-(units // size) // _BANKS) * -(-size * _PAGE_UNIT // _ALIGNMENT)
+
+    if not sizes:
         return length
-    units = nbytes // PAGE_ALIGNMENT
-    divisors = (units // n for n in range(int(units * PAGE_ALIGNMENT / _VECTOR_PAGE), 0, -1) if units % n == 0)
-    return next((unit * PAGE_ALIGNMENT // item_bytes for unit in divisors), length)
+    return min(sizes, key=lambda size: (taken(size), -size)) * _PAGE_UNIT // item_bytes

@@ -45,10 +45,13 @@ class TtnnMemory:
     Args:
         ttnn, mesh: the module, and its device; closed by `close`.
         is_mock: whether it is ttnn's mock device, where every value reads back as zero.
+
+    Attributes:
+        ttnn: the module.
     """
 
     def __init__(self, ttnn: Any, mesh: Any, *, command_queues: int, is_mock: bool) -> None:
-        self._ttnn, self._mesh = ttnn, mesh
+        self.ttnn, self._mesh = ttnn, mesh
         self._queues, self._is_mock = command_queues, is_mock
         self._flights = Flights(ttnn, command_queues)
         self._log = EventLog()
@@ -67,7 +70,7 @@ class TtnnMemory:
     def get_memory_view(self) -> MemoryView:
         """Summed over banks. A buffer takes of every bank what it takes of the fullest."""
         self._require_open()
-        view = self._ttnn.get_memory_view(self._mesh, self._ttnn.BufferType.DRAM)
+        view = self.ttnn.get_memory_view(self._mesh, self.ttnn.BufferType.DRAM)
         return MemoryView(
             view.num_banks * view.total_bytes_per_bank,
             view.num_banks * view.total_bytes_allocated_per_bank,
@@ -78,7 +81,7 @@ class TtnnMemory:
     def close(self) -> None:
         if self._opened:
             self._opened = False
-            self._ttnn.close_device(self._mesh)
+            self.ttnn.close_device(self._mesh)
 
     def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> TtnnTensor:
         self._require_no_capture("allocate_tensor_on_device")
@@ -91,12 +94,12 @@ class TtnnMemory:
         if not 1 <= len(shape) <= _MOST_DIMENSIONS or min(shape) < 1:
             raise DeviceFault("bad-operand", f"{label}: shape {list(shape)} is not of 1 to {_MOST_DIMENSIONS} dimensions")
         with refusals(f"allocate_tensor_on_device {label}"):
-            value = self._ttnn.allocate_tensor_on_device(
-                self._ttnn.Shape(list(held_shape(shape, dtype, layout))),
-                ttnn_dtype(self._ttnn, dtype),
-                ttnn_layout(self._ttnn, layout),
+            value = self.ttnn.allocate_tensor_on_device(
+                self.ttnn.Shape(list(held_shape(shape, dtype, layout))),
+                ttnn_dtype(self.ttnn, dtype),
+                ttnn_layout(self.ttnn, layout),
                 self._mesh,
-                self._ttnn.DRAM_MEMORY_CONFIG,
+                self.ttnn.DRAM_MEMORY_CONFIG,
             )
         return self._adopt(value, shape, dtype, layout, label)
 
@@ -108,7 +111,7 @@ class TtnnMemory:
         owned.is_allocated = False
         self._log.note("deallocations")
         if owned.trace is None:
-            self._ttnn.deallocate(owned.value)
+            self.ttnn.deallocate(owned.value)
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, *, cq_id: int = 0) -> None:
         self._require_no_capture("copy_host_to_device_tensor")
@@ -120,14 +123,14 @@ class TtnnMemory:
                 f"copy_host_to_device_tensor: {target.label} is {target.dtype.label} {list(target.shape)}, "
                 f"the array {array.dtype} {list(array.shape)}",
             )
-        host = host_tensor(self._ttnn, array, target.dtype, target.layout)
-        nbytes = packed_host_bytes(self._ttnn, host).size
+        host = host_tensor(self.ttnn, array, target.dtype, target.layout)
+        nbytes = packed_host_bytes(self.ttnn, host).size
         with refusals(f"copy_host_to_device_tensor {target.label}"):
-            self._ttnn.copy_host_to_device_tensor(host, target.value, cq_id=cq_id)
+            self.ttnn.copy_host_to_device_tensor(host, target.value, cq_id=cq_id)
         target.generation += 1
         self._log.note_write(nbytes)
         if self._flights.take_off(cq_id, host, nbytes=nbytes):
-            self._ttnn.synchronize_device(self._mesh, cq_id)
+            self.ttnn.synchronize_device(self._mesh, cq_id)
             self._flights.land(cq_id, self._log.number)
 
     def copy_device_to_host_tensor(
@@ -137,8 +140,8 @@ class TtnnMemory:
         self._require_queue(cq_id)
         source = self._live(tensor, "copy_device_to_host_tensor")
         with refusals(f"copy_device_to_host_tensor {source.label}"):
-            host = self._ttnn.from_device(source.value, blocking=blocking, queue_id=cq_id)
-        nbytes = packed_host_bytes(self._ttnn, host).size
+            host = self.ttnn.from_device(source.value, blocking=blocking, queue_id=cq_id)
+        nbytes = packed_host_bytes(self.ttnn, host).size
         if destination is None:
             destination = np.empty(nbytes, np.uint8)
         elif destination.shape != (nbytes,) or destination.dtype != np.uint8:
@@ -155,7 +158,7 @@ class TtnnMemory:
         self._require_queue(cq_id)
         self._log.note("events_recorded")
         with refusals("record_event"):
-            event = self._ttnn.record_event(self._mesh, cq_id)
+            event = self.ttnn.record_event(self._mesh, cq_id)
         return TtnnEvent(self._flights, cq_id, self._flights.mark(cq_id), event)
 
     def wait_for_event(self, event: Event, *, cq_id: int) -> None:
@@ -165,14 +168,14 @@ class TtnnMemory:
         not_on_mock("wait_for_event", self._is_mock)
         self._log.note("event_waits")
         with refusals("wait_for_event"):
-            self._ttnn.wait_for_event(cq_id, mark.event)
+            self.ttnn.wait_for_event(cq_id, mark.event)
 
     def event_synchronize(self, event: Event) -> None:
         self._require_no_capture("event_synchronize")
         mark = self._mark(event, "event_synchronize")
         self._log.note_wait("event_synchronizes")
         with refusals("event_synchronize"):
-            self._ttnn.event_synchronize(mark.event)
+            self.ttnn.event_synchronize(mark.event)
         self._flights.land(mark.cq_id, self._log.number, mark.position)
 
     def synchronize_device(self, *, cq_id: int | None = None) -> None:
@@ -181,7 +184,7 @@ class TtnnMemory:
             self._require_queue(cq_id)
         self._log.note_wait("synchronizes")
         with refusals("synchronize_device"):
-            self._ttnn.synchronize_device(self._mesh, cq_id)
+            self.ttnn.synchronize_device(self._mesh, cq_id)
         for queue in range(self._queues) if cq_id is None else (cq_id,):
             self._flights.land(queue, self._log.number)
 
@@ -192,7 +195,7 @@ class TtnnMemory:
         not_on_mock("begin_trace_capture", self._is_mock)
         self._log.note("traces_begun")
         with refusals("begin_trace_capture"):
-            handle = self._ttnn.begin_trace_capture(self._mesh, cq_id=cq_id)
+            handle = self.ttnn.begin_trace_capture(self._mesh, cq_id=cq_id)
         self._traces += 1
         self._capturing = TtnnTrace(self._traces, cq_id, handle)
         return self._capturing
@@ -203,7 +206,7 @@ class TtnnMemory:
             raise DeviceFault("trace-capture", f"end_trace_capture: trace {captured.identity} is not captured on queue {cq_id}")
         self._capturing = None
         with refusals("end_trace_capture"):
-            self._ttnn.end_trace_capture(self._mesh, captured.handle, cq_id=cq_id)
+            self.ttnn.end_trace_capture(self._mesh, captured.handle, cq_id=cq_id)
 
     def execute_trace(self, trace: Trace, *, cq_id: int = 0, blocking: bool) -> None:
         self._require_no_capture("execute_trace")
@@ -215,7 +218,7 @@ class TtnnMemory:
         else:
             self._log.note("trace_replays")
         with refusals("execute_trace"):
-            self._ttnn.execute_trace(self._mesh, captured.handle, cq_id=cq_id, blocking=blocking)
+            self.ttnn.execute_trace(self._mesh, captured.handle, cq_id=cq_id, blocking=blocking)
         for tensor in captured.outputs:
             tensor.generation += 1
         if blocking:
@@ -225,12 +228,12 @@ class TtnnMemory:
         self._require_no_capture("release_trace")
         captured = self._trace(trace, "release_trace")
         with refusals("release_trace"):
-            self._ttnn.release_trace(self._mesh, captured.handle)
+            self.ttnn.release_trace(self._mesh, captured.handle)
         captured.released = True
         for tensor in captured.outputs:
             tensor.is_allocated = False
         for value in captured.kept:
-            self._ttnn.deallocate(value)
+            self.ttnn.deallocate(value)
         captured.kept.clear()
 
     # What ops are made of

@@ -55,7 +55,7 @@ def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Hel
         if _ROUTED not in spec.name:
             yield _staged(spec.name, spec.dtype, spec.shape, dtype)
     for table in ("rope.cos", "rope.sin"):
-        yield Held(table, (settings.max_positions, config.head_dim), dtype, Layout.TILE)
+        yield Held(table, (settings.max_positions, config.head_dim), dtype, Layout.ROW_MAJOR)
     hidden, shared = config.hidden_size, config.shared_expert_intermediate_size
     blocks = settings.max_positions // settings.block_size
     cache = (blocks, config.num_key_value_heads, settings.block_size, config.head_dim)
