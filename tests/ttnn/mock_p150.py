@@ -17,8 +17,12 @@ BINUTILS = "riscv64-unknown-elf"
 """Prefix of the assembler and linker of Debian's package `binutils-riscv64-unknown-elf`."""
 
 _HERE = Path(__file__).parent
-_PLACEHOLDER_BUILD = "6670566828608415915"
-"""The firmware folder that ttnn 0.81.1 asks for where its compiler answers `placeholder: not a compiler`: a hash of that."""
+DESCRIPTOR = {"TT_METAL_MOCK_CLUSTER_DESC_PATH": str(_HERE / "mock_p150.yaml")}
+"""The variable that describes the mock device: one P150."""
+
+_PLACEHOLDER_BUILDS = ("6670566828608415915", "15521091533608441112")
+"""The firmware folders that ttnn 0.81.1 asks for with one and with two command queues where its compiler answers `placeholder:
+not a compiler`: a hash over that and the flags of the build."""
 _FIRMWARE_BUILD = "9306116277277556189"
 """The wheel's own firmware for a Blackhole with this descriptor's harvesting and fast dispatch."""
 _CORES = ("brisc", "ncrisc", "trisc0", "trisc1", "trisc2")
@@ -46,7 +50,8 @@ def make_mock_p150(folder: Path) -> dict[str, str]:
     _link_all(package, root, but={"tt_metal", "runtime"})
     _link_all(package / "tt_metal", root / "tt_metal", but={"pre-compiled"})
     _link_all(package / "tt_metal" / "pre-compiled", root / "tt_metal" / "pre-compiled", but=set())
-    (root / "tt_metal" / "pre-compiled" / _PLACEHOLDER_BUILD).symlink_to(package / "tt_metal/pre-compiled" / _FIRMWARE_BUILD)
+    for build in _PLACEHOLDER_BUILDS:
+        (root / "tt_metal" / "pre-compiled" / build).symlink_to(package / "tt_metal/pre-compiled" / _FIRMWARE_BUILD)
     _link_all(package / "runtime", root / "runtime", but={"sfpi"})
     tools = root / "runtime/sfpi/compiler/bin"
     (tools / "placeholder-elf").mkdir(parents=True)
@@ -56,7 +61,7 @@ def make_mock_p150(folder: Path) -> dict[str, str]:
         _assemble(package, core, tools / "placeholder-elf")
     return {
         "TT_METAL_RUNTIME_ROOT": str(root),
-        "TT_METAL_MOCK_CLUSTER_DESC_PATH": str(_HERE / "mock_p150.yaml"),
+        **DESCRIPTOR,
         "TT_METAL_CACHE": str(folder / "cache"),
     }
 
