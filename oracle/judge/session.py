@@ -169,7 +169,8 @@ def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
     """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
     opened = open_session(options)
-    options = replace(options, workers=1 if is_exclusive(options.subject, options.device) else options.workers)
+    if opened.stored is None and is_exclusive(options.subject, options.device):
+        options = replace(options, workers=1)
     if options.budget is not None:
         return _record_within(options.budget, options, opened, progress)
     golden, stored = opened.golden, opened.stored
