@@ -7,6 +7,8 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from oracle.accelerator import accelerator_record
+
 _LIBRARIES = (
     "kolibri-oracle",
     "numpy",
@@ -24,12 +26,12 @@ _VECTOR_FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "
 
 
 def environment_record() -> dict[str, str]:
-    """Library versions (`not installed` where missing), Python, machine and processor, by name."""
+    """Library versions (`not installed` where missing), Python, machine, processor and accelerator, by name."""
     record = {name: _version(name) for name in _LIBRARIES}
     record["python"] = f"{platform.python_implementation()} {platform.python_version()}"
     record["machine"] = f"{platform.system()} {platform.machine()}"
     record["processor"] = _processor()
-    return record
+    return record | accelerator_record()
 
 
 def arithmetic_record() -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
-from tt_impl.arms import Arm, default_arm, parse_arm
+from tt_impl.arms import ARMS, BASES, Arm, parse_arm
 from tt_impl.device.protocol import Device, DType
 from tt_impl.device.sim import schedule_named
 from tt_impl.device.sim.schedule import LazySchedule
@@ -55,7 +55,7 @@ def open_parts(request: SubjectRequest) -> Opened:
         UsageError: a schedule that the simulated device has not.
         CheckpointError: the checkpoint is bad.
     """
-    arm = default_arm() if request.arm is None else parse_arm(request.arm)
+    arm = next(iter(ARMS.values())) if request.arm is None else parse_arm(request.arm)
     asked = request.device or DEVICES[0]
     kind, _, schedule = asked.partition(":")
     if kind not in DEVICES or (schedule and kind != "sim"):
@@ -86,7 +86,7 @@ def _simulated(parts: Parts, schedule: str) -> tuple[Device, dict[str, str]]:
 
 
 def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:
-    if arm.activation is DType.FLOAT32:
+    if BASES[arm.base][0] is DType.FLOAT32:
         raise SubjectError("device ttnn has no float32 attention; judge the arm `exact` with --device sim")
     from tt_impl.device.ttnn.device import TtnnDevice
 

@@ -24,7 +24,8 @@ def doctor(
     context: Annotated[int, typer.Option(help="Positions of each sequence that --plan makes room for.")] = PlanRequest.context,
     json_file: JsonOption = None,
 ) -> None:
-    """Check a checkpoint's headers against its inventory, name all that differs, and print the environment."""
+    """Check a checkpoint's headers against its inventory, name all that differs, and print the environment and its devices."""
+    from oracle.accelerator import levels
     from oracle.environment import environment_record
     from oracle.kolibri1.audit import audit
     from oracle.kolibri1.config import read_config
@@ -38,7 +39,7 @@ def doctor(
         raise UsageError("--sequences and --context belong to --plan; add it")
     plans = plan_all(read_config(folder), request) if plan else {}
     audited = audit(folder)
-    summary = summarize(folder, audited, environment_record())
+    summary = summarize(folder, audited, environment_record(), levels())
     print_doctor(console(), summary)
     print_plans(console(), plans)
     if json_file is not None:

@@ -25,7 +25,7 @@ from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tok
 from oracle.mapped_pages import give_back
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import NumericClass, SubjectRequest
-from oracle.subjects.registry import canonical_arm, check_request, subject_factory
+from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
@@ -174,6 +174,8 @@ def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
     """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
     opened = open_session(options)
+    if opened.stored is None and is_exclusive(options.subject, options.device):
+        options = replace(options, workers=1)
     if options.budget is not None:
         return _record_within(options.budget, options, opened, progress)
     golden, stored = opened.golden, opened.stored

@@ -6,7 +6,7 @@ as markup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oracle.accelerator import Level
 from oracle.kolibri1.audit import Audit
 from oracle.report.plain import escaped
 
@@ -25,8 +26,8 @@ _MOST_CHARACTERS = 40
 _MOST_OTHERWISE = 3
 
 
-def summarize(folder: Path, audit: Audit, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The audit as JSON: every difference and fault, counts by kind and group, config differences, the environment.
+def summarize(folder: Path, audit: Audit, environment: Mapping[str, str], levels: Sequence[Level]) -> dict[str, Any]:
+    """The audit as JSON: every difference and fault, counts by kind and group, config differences, environment, levels.
 
     Values of config keys are JSON text, so that whatever a config holds can be written.
     """
@@ -42,6 +43,7 @@ def summarize(folder: Path, audit: Audit, environment: Mapping[str, str]) -> dic
             "tensors": [asdict(difference) for difference in audit.tensors],
             "faults": [asdict(fault) for fault in audit.faults],
             "environment": dict(environment),
+            "levels": [asdict(level) for level in levels],
         }
     )
 
@@ -59,6 +61,10 @@ def print_doctor(console: Console, summary: dict[str, Any]) -> None:
     for name, version in summary["environment"].items():
         environment.add_row(Text(name), Text(version))
     console.print(environment)
+    levels = Table("ttnn level", "here", "why", box=box.SIMPLE_HEAD)
+    for level in summary["levels"]:
+        levels.add_row(Text(level["name"]), Text("yes" if level["available"] else "no"), Text(level["why"]))
+    console.print(levels)
     console.print(_headline(summary), soft_wrap=True)
 
 

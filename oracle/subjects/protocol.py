@@ -241,6 +241,17 @@ class SubjectRequest:
     plant: str | None = None
 
 
+@runtime_checkable
+class HasExclusiveDevices(Protocol):
+    """Of a factory some of whose devices only one process can open at a time, as a card: its prompts run one by one.
+
+    Attributes:
+        exclusive_devices: names out of `SubjectFactory.devices`.
+    """
+
+    exclusive_devices: tuple[str, ...]
+
+
 class SubjectFactory(Protocol):
     """What the entry point names.
 

@@ -36,8 +36,9 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     ("wrong", "message"),
     [
         ({"arm": "fast"}, "no arm 'fast': its base is 'fast'; an arm is bf16 or exact, then up to 2 of drain=layer"),
-        ({"device": "gpu"}, "no device 'gpu'; its devices are sim"),
-        ({"device": "ttnn"}, "device 'ttnn' is not available in this version"),
+        ({"device": "gpu"}, "no device 'gpu'; its devices are sim, ttnn"),
+        ({"device": "ttnn"}, r"device ttnn cannot be opened: no card: .*`kolibri-oracle doctor` shows what is there"),
+        ({"device": "ttnn", "arm": "exact"}, "device ttnn has no float32 attention"),
         ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, resident-byte, "),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from judge_cases import HOST_GATES, mini_golden
 
 import oracle.judge.session as session
+import oracle.subjects.registry as registry
 from goldens import mini_checkpoint
 from oracle.errors import CheckpointError, DeviceFault, GoldenError, RunError, SubjectError, UsageError
 from oracle.judge.controls import device_controls
@@ -20,6 +21,7 @@ from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
 from oracle.judge.session import SessionOptions, judge_recorded, record_session, run_session
 from oracle.judge.verdict import Report
+from oracle.subjects.perfect import FACTORY as PERFECT_FACTORY
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.registry import subject_factory
 from oracle.subjects.run import ResidentEvidence, SlotEvidence, save_run
@@ -196,3 +198,24 @@ def test_a_fault_planted_in_the_device_must_be_caught_as_declared(
 ) -> None:
     [result] = device_controls([(outcome, expected)])
     assert (result.name, result.seen, result.behaved) == ("device slot-byte", seen or expected, behaved)
+
+
+class Asked(Exception):  # noqa: N818 - ends the session where its jobs would begin
+    """How many workers were asked for."""
+
+
+@pytest.mark.parametrize(("exclusive", "workers"), [((), 3), (("other",), 3), (("card",), 1)])
+def test_a_device_that_one_process_can_open_gets_one(
+    monkeypatch: pytest.MonkeyPatch, exclusive: tuple[str, ...], workers: int
+) -> None:
+    def ask(jobs: Sequence[PromptJob], count: int | None = None, done: Any = None) -> list[PromptOutcome]:
+        raise Asked(count)
+
+    factory = type(PERFECT_FACTORY)()
+    factory.devices, factory.exclusive_devices = ("card",), exclusive  # type: ignore[attr-defined]
+    monkeypatch.setattr(session, "run_jobs", ask)
+    for module in (session, registry):
+        monkeypatch.setattr(module, "subject_factory", lambda _: factory)
+    with pytest.raises(Asked) as asked:
+        record_session(replace(OPTIONS, workers=3))
+    assert asked.value.args == (workers,)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from oracle.accelerator import Level
 from oracle.kolibri1.audit import Audit, KindCount, TensorDifference
 from oracle.kolibri1.release import ConfigDifference
 from oracle.kolibri1.shard import Fault
@@ -41,7 +42,9 @@ AGREEING = Audit(config=(), tensors=(), faults=(), **counted(ROUTER, SCALES, UNK
 
 
 def summary(audit: Audit) -> dict[str, Any]:
-    return summarize(Path("folder"), audit, {"numpy": "2.0"})
+    return summarize(
+        Path("folder"), audit, {"numpy": "2.0"}, [Level("silicon", False, "no card"), Level("mock", True, "asked")]
+    )
 
 
 def shown(audit: Audit, color: bool = False) -> str:
@@ -144,6 +147,7 @@ def test_the_json_is_the_audit_and_can_be_written() -> None:
     assert value["faults"] == [{"kind": "index", "file": "i", "message": "m", "more": 0}]
     assert value["totals"]["all"]["expected"] == 27
     assert value["environment"] == {"numpy": "2.0"}
+    assert value["levels"][0] == {"name": "silicon", "available": False, "why": "no card"}
 
 
 HOSTILE = ["[red]x[/red]", "[/]", ":boom:", "a\x1b[2Jb", "one\ntwo", "\ud800", "\u202eabc", "\0"]
@@ -165,3 +169,8 @@ def test_names_from_a_header_or_a_config_are_printed_as_plain_text(hostile: str,
     expected = hostile if hostile.isprintable() else hostile.encode("unicode_escape").decode()
     assert text.count(expected) == 4
     assert expected == hostile or hostile not in text
+
+
+def test_each_level_of_ttnn_is_a_row_with_its_reason() -> None:
+    assert row(shown(AGREEING), "silicon") == ["silicon", "no", "no", "card"]
+    assert row(shown(AGREEING), "mock") == ["mock", "yes", "asked"]

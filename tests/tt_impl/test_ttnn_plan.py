@@ -1,0 +1,37 @@
+"""The memory plan that the mock device is asked for is what the decoder really allocates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from goldens import mini_checkpoint
+from oracle.kolibri1.checkpoint import Checkpoint
+from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.sim.device import SimDevice
+from tt_impl.device.sim.memory import SimTensor
+from tt_impl.device.ttnn.plan import Held, residents
+from tt_impl.kv_cache import PagedKvCache
+from tt_impl.settings import default_settings
+from tt_impl.staging import stage
+
+
+class _Listing(SimDevice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[Held] = []
+
+    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> SimTensor:
+        self.allocated.append(Held(label, tuple(shape), dtype, layout))
+        return super().allocate_tensor_on_device(shape, dtype, layout, label)
+
+
+def test_the_plan_is_what_staging_and_the_kv_cache_allocate() -> None:
+    checkpoint = Checkpoint.open(mini_checkpoint())
+    settings = default_settings(checkpoint.config, DType.BFLOAT16)
+    device = _Listing()
+    stage(device, checkpoint.config, checkpoint, settings)
+    PagedKvCache(device, checkpoint.config, settings)
+    small = {"page_table", "position", "rope_positions"}  # per sequence or step, a few bytes
+    allocated = Counter(held for held in device.allocated if held.label not in small)
+    assert allocated == Counter(residents(checkpoint.config, settings))
