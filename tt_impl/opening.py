@@ -14,6 +14,8 @@ from tt_impl.device.sim.schedule import LazySchedule
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.planted_device import planted
 from tt_impl.plants import PLANTS, Parts
+from tt_impl.settings import DecoderSettings
+from tt_impl.variants import variant_named
 
 DEVICES = ("sim", "ttnn")
 EXCLUSIVE_DEVICES = ("ttnn",)
@@ -29,6 +31,8 @@ REQUIRED_GATES = (
     "staging",
     "slots",
     "ops",
+    "counters",
+    "determinism",
     "ledger",
 )
 
@@ -38,12 +42,14 @@ class Opened:
     """Everything but the decoder.
 
     Attributes:
+        settings: of the decoder: the arm's, or what the variant makes of them.
         replay: what a fault's message ends with: the command that replays it.
     """
 
     identity: SubjectIdentity
     device: Device
     parts: Parts
+    settings: DecoderSettings
     replay: str = ""
 
 
@@ -51,7 +57,7 @@ def open_parts(request: SubjectRequest) -> Opened:
     """Open the checkpoint and the device.
 
     Raises:
-        SubjectError: an arm, device or plant that the subject has not; no card for device ttnn, or not ttnn itself.
+        SubjectError: an arm, device, plant or variant that the subject has not; no card for device ttnn, or not ttnn itself.
         UsageError: a schedule that the simulated device has not.
         CheckpointError: the checkpoint is bad.
     """
@@ -66,7 +72,8 @@ def open_parts(request: SubjectRequest) -> Opened:
         if request.plant not in PLANTS:
             raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
         parts = PLANTS[request.plant].apply(parts)
-    device, described = _simulated(parts, schedule) if kind == "sim" else _real(arm, parts, request.plant)
+    variant = variant_named(request.variant)
+    device, described = _simulated(parts, variant.schedule or schedule) if kind == "sim" else _real(arm, parts, request.plant)
     identity = SubjectIdentity(
         name="tt",
         numeric_class=arm.numeric_class,
@@ -75,7 +82,7 @@ def open_parts(request: SubjectRequest) -> Opened:
         device={"kind": asked, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
     )
     replay = f"; `gate --device sim:{described['schedule']}` replays it" if kind == "sim" else ""
-    return Opened(identity, device, parts, replay)
+    return Opened(identity, device, parts, variant.settings(arm.settings(parts.config), parts.config), replay)
 
 
 def _simulated(parts: Parts, schedule: str) -> tuple[Device, dict[str, str]]:

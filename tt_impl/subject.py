@@ -14,11 +14,13 @@ from oracle.subjects.protocol import (
     SubjectIdentity,
     SubjectRequest,
 )
+from oracle.subjects.repeats import Variant
 from tt_impl.arms import ARMS, parse_arm
 from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
 from tt_impl.plants import PLANTS
 from tt_impl.run_ops import OpRunner
+from tt_impl.variants import VARIANTS, occupy, variant_named
 
 
 class TtSubject:
@@ -65,6 +67,7 @@ class TtFactory:
     devices: tuple[str, ...] = DEVICES
     exclusive_devices: tuple[str, ...] = EXCLUSIVE_DEVICES
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
+    variants: Mapping[str, Variant] = {name: variant.told for name, variant in VARIANTS.items()}
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> TtSubject:
         """Open the checkpoint and a device, and stage the residents.
@@ -77,9 +80,10 @@ class TtFactory:
         """
         opened = open_parts(request)
         parts, device = opened.parts, opened.device
-        settings = parse_arm(opened.identity.arm).settings(parts.config)
         try:
-            decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer, parts.pool_type)
+            if variant_named(request.variant).reload:
+                occupy(device, parts, opened.settings)
+            decoder = Decoder(device, parts.config, parts.weights, parts.experts, opened.settings, observer, parts.pool_type)
         except BaseException:
             device.close()  # a card stays taken until it is closed
             raise

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from oracle.errors import UsageError
 from oracle.judge.alignment import AlignmentGate
 from oracle.judge.chain import ChainGate
+from oracle.judge.counters import CountersGate
+from oracle.judge.determinism import DeterminismGate
 from oracle.judge.flips import FlipsGate
 from oracle.judge.gate import Gate, gate_id
 from oracle.judge.golden_gate import GoldenGate
@@ -28,6 +30,8 @@ GATES: tuple[Gate, ...] = (
     StagingGate(),
     SlotsGate(),
     OpsGate(),
+    CountersGate(),
+    DeterminismGate(),
 )
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")

@@ -17,6 +17,7 @@ from typing import Any, cast
 from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.determinism import REPEAT_STEPS, position_digests
 from oracle.judge.gates import GATE_NAMES
 from oracle.judge.ops_audit import audit_ops
 from oracle.judge.ops_cases import MINI, plans
@@ -24,7 +25,7 @@ from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
-from oracle.subjects.harness import drive
+from oracle.subjects.harness import drive, drive_beginning
 from oracle.subjects.ops import OpensOps, OpsEvidence
 from oracle.subjects.protocol import (
     ShowsResidents,
@@ -35,6 +36,7 @@ from oracle.subjects.protocol import (
     SubjectRequest,
 )
 from oracle.subjects.registry import subject_factory
+from oracle.subjects.repeats import Repeat, Repeats
 from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
 PLANT_STEPS = 24
@@ -60,10 +62,18 @@ class PromptJob:
     step_timeout: float = STEP_TIMEOUT
     ops: bool = False
 
+    @property
+    def answers(self) -> bool:
+        """Whether it drives the subject over a whole prompt, as it is."""
+        return not self.ops and self.request.plant is None and self.request.variant is None
+
 
 @dataclass(frozen=True)
 class PromptOutcome:
-    """What came of a job. `run` is None where `fault` ended it, where a fault was planted, and where ops ran in its place."""
+    """What came of a job. `run` is None where `fault` ended it, where a fault was planted, and where ops ran in its place.
+
+    `repeat` is there where the request has a variant, and `run` then is not.
+    """
 
     job: PromptJob
     identity: SubjectIdentity
@@ -73,6 +83,7 @@ class PromptOutcome:
     stats: dict[str, int]
     residents: ResidentEvidence | None = None
     ops: OpsEvidence | None = None
+    repeat: Repeat | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -101,7 +112,17 @@ def run_job(job: PromptJob) -> PromptOutcome:
     streams = slots != SlotEvidence() or "fills" in session.stats
     run = session.run if session.fault is None else None
     held = slots if streams else None
-    return PromptOutcome(job, session.identity, run, session.fault, held, session.stats, session.residents, session.ops)
+    return PromptOutcome(
+        job,
+        session.identity,
+        run,
+        session.fault,
+        held,
+        session.stats,
+        session.residents,
+        session.ops,
+        session.repeated(factory),
+    )
 
 
 class _SubjectSession:
@@ -114,6 +135,7 @@ class _SubjectSession:
         self.stats: dict[str, int] = {}
         self.residents: ResidentEvidence | None = None
         self.ops: OpsEvidence | None = None
+        self._digests: tuple[tuple[str, str], ...] = ()
 
     def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
         subject = factory.open(self.job.request, auditor)
@@ -121,7 +143,9 @@ class _SubjectSession:
         _check_identity(self.job, factory, assumed, self.identity)
         paced = cast(Subject, _Paced(subject))
         try:
-            if self.job.request.plant is None:
+            if self.job.request.variant is not None:
+                self._digests = position_digests(drive_beginning(paced, prompt, REPEAT_STEPS))
+            elif self.job.request.plant is None:
                 self.run = drive(paced, prompt, probes.positions)
             else:
                 paced.reset()
@@ -131,11 +155,20 @@ class _SubjectSession:
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came
         self.stats = _checked_stats(subject.stats())
-        if self.fault is None and isinstance(subject, ShowsResidents):
+        if self.fault is None and self.job.request.variant is None and isinstance(subject, ShowsResidents):
             # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.
             self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
+
+    def repeated(self, factory: SubjectFactory) -> Repeat | None:
+        """What a variant's job gives."""
+        name = self.job.request.variant
+        if name is None:
+            return None
+        assert isinstance(factory, Repeats), "asked for a variant of a subject that has none"
+        counters = tuple((counter, self.stats.get(counter, 0)) for counter in factory.variants[name].moves)
+        return Repeat(name, self._digests, counters, "" if self.fault is None else str(self.fault))
 
     def work_ops(self, factory: SubjectFactory) -> None:
         assert isinstance(factory, OpensOps), "asked for the ops of a subject that opens no device for them"

@@ -24,8 +24,9 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.mapped_pages import give_back
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
-from oracle.subjects.protocol import NumericClass, SubjectRequest
+from oracle.subjects.protocol import NumericClass, SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
+from oracle.subjects.repeats import RepeatEvidence, Repeats
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
@@ -198,14 +199,15 @@ def _record_within(budget: Budget, options: SessionOptions, opened: Opened, prog
     golden = opened.golden
     own, plants = _subject_jobs(options, golden)
     order = {prompt.name: place for place, prompt in enumerate(most_telling_first(golden.prompts))}
-    prompts = sorted((job for job in own if not job.ops), key=lambda job: order[job.prompt])
-    planted, total = [*(job for job in own if job.ops), *(job for job, _ in plants)], 2 * len(own) + len(plants)
+    prompts = sorted((job for job in own if job.answers), key=lambda job: order[job.prompt])
+    planted = [*(job for job in own if not job.answers), *(job for job, _ in plants)]
+    total = len(planted) + 2 * len(prompts)
     told = progress or (lambda done, of: None)
     with unfinished_session(budget.state, golden, own[0], resume=budget.resume) as kept:
         outcomes = run_within(budget.minutes, kept, planted, prompts, options.workers, lambda done: told(done, total))
     by_job = {outcome.job: outcome for outcome in outcomes}
     ran = [by_job[job] for job in own if job in by_job]
-    answered = [outcome.job.prompt for outcome in ran if not outcome.job.ops] or [golden.prompts[0].name]
+    answered = [outcome.job.prompt for outcome in ran if outcome.job.answers] or [golden.prompts[0].name]
     perfect_jobs = _perfect_jobs(options, _numeric_class(options), answered)
     perfect = run_jobs(perfect_jobs, options.workers, lambda done: told(len(outcomes) + done, len(outcomes) + len(ran)))
     return Recorded(
@@ -245,7 +247,8 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     asked = {prompt.name for prompt in _asked(options, golden)}
     own = [PromptJob(options.subject, request, options.golden, p.name, options.step_timeout) for p in by_length]
     ops = [replace(own[0], ops=True)] if isinstance(factory, OpensOps) else []
-    own = [*ops, *(job for job in own if job.prompt in asked)]
+    repeats = _repeat_jobs(own[0], factory, golden) if asked else []
+    own = [*ops, *repeats, *(job for job in own if job.prompt in asked)]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
     first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
     planted = [
@@ -254,6 +257,13 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
         if expected == "gate:ops" or (asked and (expected in _AUDITED or expected.startswith("device-fault:")))
     ]
     return own, planted
+
+
+def _repeat_jobs(job: PromptJob, factory: SubjectFactory, golden: Golden) -> list[PromptJob]:
+    """The beginning of the most telling prompt, which every session runs, under each variant of the subject."""
+    variants = sorted(factory.variants) if isinstance(factory, Repeats) else []
+    prompt = most_telling_first(golden.prompts)[0].name
+    return [replace(job, prompt=prompt, request=replace(job.request, variant=name)) for name in variants]
 
 
 def _asked(options: SessionOptions, golden: Golden) -> Sequence[PromptEvidence]:
@@ -269,7 +279,7 @@ def _request(options: SessionOptions) -> SubjectRequest:
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     """Merge outcomes in the golden's order of prompts."""
-    by_name = {outcome.job.prompt: outcome for outcome in outcomes if not outcome.job.ops}
+    by_name = {outcome.job.prompt: outcome for outcome in outcomes if outcome.job.answers}
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
@@ -282,10 +292,22 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         slots=reduce(add, slots) if slots else None,
         residents=reduce(add, residents) if residents else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
+        repeats=_repeats_of(outcomes),
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
+
+
+def _repeats_of(outcomes: Sequence[PromptOutcome]) -> RepeatEvidence | None:
+    """All repeats, by variant; None where the subject declares none."""
+    repeated = [outcome for outcome in outcomes if outcome.job.request.variant is not None]
+    if not repeated:
+        return None
+    factory = subject_factory(repeated[0].job.subject)
+    planned = tuple(sorted(factory.variants)) if isinstance(factory, Repeats) else ()
+    repeats = sorted((o.repeat for o in repeated if o.repeat is not None), key=lambda repeat: repeat.variant)
+    return RepeatEvidence(repeated[0].job.prompt, planned, tuple(repeats))
 
 
 def _ops_of(outcome: PromptOutcome) -> OpsEvidence:

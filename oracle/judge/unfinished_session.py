@@ -21,6 +21,7 @@ from oracle.golden.format import Golden
 from oracle.judge.jobs import PromptJob, PromptOutcome
 from oracle.serialization import canonical_json, check_new_folder, digest, new_folder, parse_json, read_bytes
 from oracle.subjects.registry import subject_factory
+from oracle.subjects.repeats import RepeatEvidence
 from oracle.subjects.run import Run, load_run, save_run
 
 _JOB = "session.json"
@@ -59,6 +60,7 @@ class UnfinishedSession:
             dict(run.stats),
             run.residents,
             run.ops,
+            None if run.repeats is None else run.repeats.repeats[0],
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -72,6 +74,7 @@ class UnfinishedSession:
             slots=outcome.slots,
             residents=outcome.residents,
             ops=outcome.ops,
+            repeats=None if outcome.repeat is None else RepeatEvidence(prompt, (), (outcome.repeat,)),
             stats=outcome.stats,
             environment={"job": name},
         )
@@ -122,7 +125,9 @@ def forget(folder: Path) -> None:
 
 def _name(job: PromptJob) -> str:
     """The folder of one job's outcome."""
-    plant = job.request.plant
+    plant, variant = job.request.plant, job.request.variant
+    if variant is not None:
+        return f"variant-{quote(variant, safe='')}"
     if plant is None:
         return "ops" if job.ops else f"prompt-{job.prompt}"
     return f"plant-{quote(plant, safe='')}"

@@ -76,6 +76,18 @@ def drive(subject: Subject, prompt: PromptEvidence, probes: Sequence[int] = (), 
     return record(prompt, collect(steps, probes), free_consumed, free_generated, free_expert_ids)
 
 
+def drive_beginning(subject: Subject, prompt: PromptEvidence, steps: int) -> PromptRun:
+    """Run the first `steps` positions of a prompt (all, if it has fewer), teacher-forced alone.
+
+    Raises:
+        DeviceFault: as `drive`.
+    """
+    subject.reset()
+    subject.start()
+    shown = [_kept(subject.step(token)) for token in prompt.fed[:steps]]
+    return record(replace(prompt, top_ids=prompt.top_ids[: len(shown)]), collect(shown))
+
+
 def _kept(step: StepEvidence) -> StepEvidence:
     """The evidence in memory of its own: a subject may write every step's arrays into the same buffers."""
     arrays = {f.name: value.copy() for f in fields(step) if isinstance(value := getattr(step, f.name), np.ndarray)}

@@ -232,6 +232,8 @@ class SubjectRequest:
         device: as after `--device`; None for the subject's default.
         arm: as after `--arm`; None for the subject's default.
         plant: a fault to plant, one of the factory's `plants`; None in every run that is judged.
+        variant: a condition that must change nothing, one of the factory's `variants` (`oracle.subjects.repeats.Repeats`);
+            None but in a repeat.
     """
 
     checkpoint: Path
@@ -239,6 +241,7 @@ class SubjectRequest:
     device: str | None = None
     arm: str | None = None
     plant: str | None = None
+    variant: str | None = None
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from oracle.errors import SubjectError
 from oracle.subjects.protocol import HasExclusiveDevices, ParsesArms, SubjectFactory, SubjectRequest
+from oracle.subjects.repeats import Repeats
 
 GROUP = "kolibri_oracle.subjects"
 
@@ -79,6 +80,7 @@ def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -
         ("arm", request.arm, tuple(factory.arms)),
         ("device", None if request.device is None else request.device.partition(":")[0], factory.devices),
         ("plant", request.plant, tuple(factory.plants)),
+        ("variant", request.variant, tuple(factory.variants) if isinstance(factory, Repeats) else ()),
     ):
         if asked is not None and asked not in known:
             raise SubjectError(f"subject {name!r} has no {what} {asked!r}; it has {', '.join(known) or 'none'}")

@@ -17,6 +17,7 @@ from oracle.serialization import Sealed, digest, new_folder, parse_json, read_by
 from oracle.stored_arrays import open_arrays, pack_arrays
 from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
+from oracle.subjects.repeats import RepeatEvidence
 
 RUN_SCHEMA = "kolibri-run/3"
 CONTROL_FOLDER = "control"
@@ -160,6 +161,7 @@ class Run:
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         residents: the same of resident operands; None for a subject that does not show them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
+        repeats: the beginning of a prompt under other conditions; None for a subject that declares none.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
@@ -173,6 +175,7 @@ class Run:
     slots: SlotEvidence | None = None
     residents: ResidentEvidence | None = None
     ops: OpsEvidence | None = None
+    repeats: RepeatEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     forced: bool = False
@@ -190,6 +193,7 @@ class RunDocument(Sealed):
     slots: SlotEvidence | None
     residents: ResidentEvidence | None
     ops: OpsEvidence | None
+    repeats: RepeatEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     forced: bool
@@ -240,6 +244,7 @@ def _write(run: Run, folder: Path) -> None:
             "slots": None if run.slots is None else asdict(run.slots),
             "residents": None if run.residents is None else asdict(run.residents),
             "ops": None if run.ops is None else asdict(run.ops),
+            "repeats": None if run.repeats is None else asdict(run.repeats),
             "stats": run.stats,
             "environment": run.environment,
             "forced": run.forced,
@@ -281,6 +286,7 @@ def load_run(folder: Path) -> Run:
         slots=document.slots,
         residents=document.residents,
         ops=document.ops,
+        repeats=document.repeats,
         stats=document.stats,
         environment=document.environment,
         forced=document.forced,

@@ -23,6 +23,9 @@ _NO_WEIGHT = (
     "sets that differ at every position of a layer are too many on fewer than 20 layers, so no control on few layers can meet "
     "it alone; `test_routing_gate.py` asks for it"
 )
+_NOT_COUNTED = (
+    "counters that are missing, or of parts of prompts, are incomplete, which no control plants; `test_counters_gate.py` asks"
+)
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -108,6 +111,20 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "judge: not shows(case.run, 'expert_ids') -> False": _SECOND,
         "judge: seen.fills <= 0": _SECOND,
         "judge: seen.uses <= 0": _SECOND,
+    },
+    "determinism": {
+        "judge: evidence is None -> False": _RAISES,
+        "judge: own is None -> False": _RAISES,
+        "_digest: array is not None -> True": _RAISES,
+    },
+    "counters": {
+        "judge: not self.holds(case.run) -> False": _NOT_COUNTED,
+        "judge: case.run.faults -> False": _NOT_COUNTED,
+        "judge: (missing := [name for name in rule.needs if name not in counts]) -> False": _RAISES,
+        "judge: name not in counts -> False": _RAISES,
+        "known_of: ids is not None -> True": _RAISES,
+        "_distinct: not shown -> False": _RAISES,
+        "_distinct: ids is not None -> True": _RAISES,
     },
     "ledger": {
         "judge_ledger: control.expected == 'pass' -> negated": "a set of both kinds is a set of both kinds",

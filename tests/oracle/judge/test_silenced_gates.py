@@ -33,7 +33,7 @@ from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import load_golden
-from oracle.judge.gate import Case, Gate
+from oracle.judge.gate import Case, Gate, PlantsEvidence
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
 from oracle.judge.ops import planned_evidence as planned_ops
@@ -62,7 +62,9 @@ def mini_case() -> Case:
 @pytest.fixture
 def whole(request: pytest.FixtureRequest, name: str) -> Case:
     """What the gate `name` is tried on."""
-    return request.getfixturevalue("mini_case" if name in ("golden", "routing") else "tiny_case")
+    case = request.getfixturevalue("mini_case" if name in ("golden", "routing") else "tiny_case")
+    gate = BY_NAME[name]
+    return gate.honest(case) if isinstance(gate, PlantsEvidence) else case
 
 
 def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None = None) -> Case:

@@ -1,0 +1,243 @@
+"""Gate `counters`: are the subject's step statistics those of the device's own event log, and do they move where they must?
+
+Compared exactly, over the whole session: counters of `stats()` with `device.NAME`, which the device counted itself; with each
+other; and with what the judge knows from the golden, the checkpoint and the experts that the run shows. `RULES` is the list.
+A counter that a rule needs and the run does not state is incomplete. Counters of prompts that ended early are not compared.
+
+Rules are bookkeeping, so there is nothing to calibrate. A swap counter that read the table after its entry was gone stayed at
+0 for weeks: here it must account for every expert that was filled and no longer has a slot. It cannot see a counter of the
+device that is wrong itself, nor one that two faults move alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
+from oracle.judge.slots import PASSES
+from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
+from oracle.subjects.run import PromptRun, Run
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the judge counts itself.
+
+    Attributes:
+        steps: of both passes over the answered prompts.
+        layers: of the checkpoint.
+        expert_bytes: one routed expert's fp8 bytes and grids.
+        uses: experts used, by the ids that the run shows.
+        distinct: (layer, expert) pairs used, counted once a prompt: slots are cold when a prompt begins.
+    """
+
+    steps: int
+    layers: int
+    expert_bytes: int
+    uses: int
+    distinct: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of the counters named.
+
+    Attributes:
+        says: the rule in words; part of the gate's definition.
+        needs: the counters.
+        holds: of them and what the judge knows.
+    """
+
+    says: str
+    needs: tuple[str, ...]
+    holds: Callable[[Counts, Known], bool]
+
+
+def _same(first: str, second: str) -> Rule:
+    return Rule(f"{first} = {second}", (first, second), lambda c, _: c[first] == c[second])
+
+
+def _moves(name: str) -> Rule:
+    return Rule(f"{name} > 0", (name,), lambda c, _: c[name] > 0)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("steps are two for every position", ("steps",), lambda c, k: c["steps"] == k.steps),
+    Rule("expert_uses are those of the ids shown", ("expert_uses",), lambda c, k: c["expert_uses"] == k.uses),
+    _same("round_trips", "device.round_trips"),
+    _same("drains", "device.synchronizes"),
+    _same("bytes_written", "device.bytes_written"),
+    _same("bytes_read", "device.bytes_read"),
+    _same("fills", "slot_misses"),
+    Rule(
+        "one router read a layer and one of logits a step, rereads and bias reads are the device's blocking reads",
+        ("steps", "rereads", "bias_reads", "device.blocking_reads"),
+        lambda c, k: (k.layers + 1) * c["steps"] + c["rereads"] + c["bias_reads"] == c["device.blocking_reads"],
+    ),
+    Rule(
+        "slot hits and misses are the uses",
+        ("slot_hits", "slot_misses", "expert_uses"),
+        lambda c, _: c["slot_hits"] + c["slot_misses"] == c["expert_uses"],
+    ),
+    Rule(
+        "memo hits and misses are the uses",
+        ("memo_hits", "memo_misses", "expert_uses"),
+        lambda c, _: c["memo_hits"] + c["memo_misses"] == c["expert_uses"],
+    ),
+    Rule(
+        "staged_bytes are an expert's for every fill",
+        ("fills", "staged_bytes"),
+        lambda c, k: c["staged_bytes"] == c["fills"] * k.expert_bytes,
+    ),
+    Rule("fills are at least the experts used", ("fills",), lambda c, k: c["fills"] >= k.distinct),
+    Rule(
+        "slot_swaps account for every fill beyond the experts used",
+        ("fills", "slot_swaps"),
+        lambda c, k: 0 < c["fills"] - c["slot_swaps"] <= k.distinct,
+    ),
+    Rule(
+        "memos made are not fewer than those dropped",
+        ("memo_misses", "memo_evictions", "memo_releases"),
+        lambda c, _: c["memo_misses"] >= c["memo_evictions"] + c["memo_releases"],
+    ),
+    Rule(
+        "device memory grows by the memos held and nothing else",
+        ("memory_before", "memory_after", "memo_bytes"),
+        lambda c, _: c["memory_after"] - c["memory_before"] == c["memo_bytes"] > 0,
+    ),
+    Rule(
+        "slots' content changed, so the epoch was reset",
+        ("epoch_resets", "slot_swaps"),
+        lambda c, _: c["epoch_resets"] > 0 or c["slot_swaps"] == 0,
+    ),
+    *(_moves(name) for name in ("drains", "round_trips", "memo_hits", "memo_misses", "device.ops")),
+)
+
+
+class CountersGate:
+    name = "counters"
+    definition = {"version": 1, "metric": "counters", "statistic": "rules", "rules": tuple(rule.says for rule in RULES)}
+    blind_to = "a counter of the device that is wrong itself, and two counters that one fault moves alike"
+    needs_alignment = False
+
+    def holds(self, run: Run) -> bool:
+        return any(name.startswith("device.") for name in run.stats) and shows(run, "expert_ids")
+
+    def judge(self, case: Case) -> Judgement:
+        if not self.holds(case.run):
+            return not_held("counters of the device beside the subject's, or does not show which experts it used")
+        if case.run.faults:
+            return Judgement(0, (Finding("prompts ended in faults, so counters are of parts of them", verdict="incomplete"),))
+        counts, known = case.run.stats, known_of(case)
+        findings, compared = [], 0
+        for rule in RULES:
+            if missing := [name for name in rule.needs if name not in counts]:
+                what = ", ".join(missing)
+                findings.append(Finding(f"the subject does not count {what}", allowed=rule.says, verdict="incomplete"))
+                continue
+            compared += 1
+            if not rule.holds(counts, known):
+                worst = ", ".join(f"{name} {counts[name]}" for name in rule.needs)
+                findings.append(Finding("counters contradict the device or each other", worst=worst, allowed=rule.says))
+        return Judgement(compared, tuple(findings), {name: counts[name] for name in sorted(counts)})
+
+    def honest(self, case: Case) -> Case:
+        """The perfect subject has no device; its run with counters of a small one that obeys every rule."""
+        known = known_of(case)
+        fills = known.distinct + 1
+        counts = {
+            "steps": known.steps,
+            "expert_uses": known.uses,
+            "fills": fills,
+            "slot_misses": fills,
+            "slot_hits": known.uses - fills,
+            "slot_swaps": 2,
+            "memo_misses": 5,
+            "memo_hits": known.uses - 5,
+            "memo_evictions": 1,
+            "memo_releases": 1,
+            "memo_bytes": 3,
+            "memory_before": 10,
+            "memory_after": 13,
+            "staged_bytes": fills * known.expert_bytes,
+            "epoch_resets": 1,
+            "rereads": 1,
+            "bias_reads": 1,
+            "device.blocking_reads": (known.layers + 1) * known.steps + 2,
+            "device.ops": 1,
+        }
+        for name, device in (("drains", "synchronizes"), ("round_trips", "round_trips")):
+            counts |= {name: 3, f"device.{device}": 3}
+        for name in ("bytes_written", "bytes_read"):
+            counts |= {name: 4, f"device.{name}": 4}
+        return case.with_run(stats=counts)
+
+    def plants(self, case: Case) -> dict[str, Case]:
+        """Each rule broken, by the counter that it is about."""
+        counts, known = case.run.stats, known_of(case)
+
+        def off(*changed: str, by: int = 1) -> Case:
+            return case.with_run(stats={**counts, **{name: counts[name] + by for name in changed}})
+
+        def at(**values: int) -> Case:
+            return case.with_run(stats={**counts, **{name.replace("__", "."): value for name, value in values.items()}})
+
+        return {
+            "a step too many": off("steps"),
+            "a use too many": off("expert_uses"),
+            "a round trip not counted": off("device.round_trips"),
+            "a drain not counted": off("device.synchronizes"),
+            "a byte written not counted": off("device.bytes_written"),
+            "a byte read not counted": off("device.bytes_read"),
+            "a fill not counted": off("slot_misses"),
+            "a blocking read not counted": off("device.blocking_reads"),
+            "slot hits lost": off("slot_hits", by=-1),
+            "memo hits lost": off("memo_hits", by=-1),
+            "a staged byte too many": off("staged_bytes"),
+            "fewer fills than experts": at(
+                fills=known.distinct - 1,
+                slot_misses=known.distinct - 1,
+                slot_hits=known.uses - known.distinct + 1,
+                staged_bytes=(known.distinct - 1) * known.expert_bytes,
+            ),
+            "swaps never counted": at(slot_swaps=0),
+            "every fill swapped": at(slot_swaps=counts["fills"]),
+            "more memos dropped than made": at(memo_releases=counts["memo_misses"]),
+            "device memory that grows": off("memory_after"),
+            "memos that hold nothing": at(memory_after=counts["memory_before"], memo_bytes=0),
+            "an epoch never reset": at(epoch_resets=0),
+            "drains at 0": at(drains=0, device__synchronizes=0),
+            "round trips at 0": at(round_trips=0, device__round_trips=0),
+            "memos never hit": at(memo_hits=0, memo_misses=known.uses),
+            "memos never missed": at(memo_hits=known.uses, memo_misses=0, memo_evictions=0, memo_releases=0),
+            "no op ran": at(device__ops=0),
+        }
+
+
+def known_of(case: Case) -> Known:
+    """What the judge counts itself in the run and its checkpoint."""
+    config = case.checkpoint.config
+    runs = [run for _, run in case.answered()]
+    used = [ids for run in runs for ids in (run.expert_ids, run.free_expert_ids) if ids is not None]
+    names = [expert_weight(0, 0, projection) for projection in EXPERT_PROJECTIONS]
+    return Known(
+        steps=PASSES * sum(len(prompt.fed) for prompt, _ in case.answered()),
+        layers=config.num_hidden_layers,
+        expert_bytes=sum(case.checkpoint.raw(part).nbytes for name in names for part in (name, name + SCALE_SUFFIX)),
+        uses=sum(ids.size for ids in used),
+        distinct=sum(_distinct(run, config.num_experts) for run in runs),
+    )
+
+
+def _distinct(run: PromptRun, experts: int) -> int:
+    """(layer, expert) pairs that a prompt used in either pass."""
+    shown = [ids for ids in (run.expert_ids, run.free_expert_ids) if ids is not None]
+    if not shown:
+        return 0
+    ids = np.concatenate(shown)
+    return len(np.unique(ids + experts * np.arange(ids.shape[1])[:, None]))
