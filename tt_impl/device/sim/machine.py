@@ -254,14 +254,13 @@ class SimMachine:
         return tensor
 
     def _allocate(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        nbytes, page = footprint(shape, dtype, layout)
-        buffer = self._dram.allocate(nbytes, page, label)
+        buffer = self._dram.allocate(*footprint(shape, dtype, layout), label)
         self._log.note("allocations")
         return SimTensor(shape, dtype, layout, buffer)
 
     def _reclaim(self, buffer: Buffer) -> None:
         """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
-        self._dram.reclaim(buffer)
+        self._dram.addresses.give(buffer.address, buffer.share)
         queues, used = self._queue, buffer.used
         pending = used[0] > queues.ran[0]
         if used[1] > queues.ran[1]:

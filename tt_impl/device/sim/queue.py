@@ -65,6 +65,7 @@ class CommandQueues:
     def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
         self.count = count
         self._schedule = schedule
+        self._turns = schedule.turns
         self._placed = placed
         self._commands: tuple[deque[Command], deque[Command]] = (deque(), deque())
         self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = (deque(), deque())
@@ -92,7 +93,7 @@ class CommandQueues:
         first, second = self._commands
         self._commands[cq_id].append(command)
         self.tails[cq_id] += 1
-        turns = self._schedule.turns(len(first) + len(second))
+        turns = self._turns(len(first) + len(second))
         if turns:
             self._run(turns)
 
@@ -168,13 +169,15 @@ class CommandQueues:
     def _run_one(self, q: int, goals: dict[int, int]) -> None:
         """Run queue `q`, the only one that can go on, until its goal, a wait, or the end of another queue's wait."""
         alone = all(self.ran[other] >= goal for other, goal in goals.items() if other != q)
-        commands, ran, goal = self._commands[q], self.ran, goals[q]
+        commands, ran = self._commands[q], self.ran
         try:
-            while ran[q] < goal and not _blocked(commands[0]):
-                ran[q] += 1
-                commands.popleft()()
-                if not alone:
+            for _ in range(goals[q] - ran[q] if alone else 1):
+                command = commands[0]
+                if command.__class__ is _Wait and _blocked(command):
                     return
+                ran[q] += 1
+                commands.popleft()
+                command()
         except DeviceFault as fault:
             raise self._placed(fault) from None
 

@@ -94,6 +94,16 @@ def test_what_is_waited_for_runs_though_only_the_waiting_queue_is_settled(schedu
     assert not event.reached
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "reuse"])
+def test_no_more_than_what_is_waited_for_runs(schedule: str) -> None:
+    device, x = opened(schedule)
+    device.copy_host_to_device_tensor(NEW, x, cq_id=1)
+    device.wait_for_event(device.record_event(cq_id=1), cq_id=0)
+    device.copy_host_to_device_tensor(OLD, x, cq_id=1)
+    device.synchronize_device(cq_id=0)
+    assert x.generation == 2
+
+
 @pytest.mark.parametrize("schedule", HOSTILE)
 def test_a_freed_address_is_poisoned_only_when_both_queues_are_done_with_it(schedule: str) -> None:
     device, x = opened(schedule)
