@@ -261,16 +261,7 @@ class SimMachine:
     def _reclaim(self, buffer: Buffer) -> None:
         """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
         self._dram.addresses.give(buffer.address, buffer.share)
-        queues, used = self._queue, buffer.used
-        pending = used[0] > queues.ran[0]
-        if used[1] > queues.ran[1]:
-            if pending:
-                queues.wait(SimEvent(queues, 0, used[0]), 1)
-            queues.push(buffer.poison, 1)
-        elif pending:
-            queues.push(buffer.poison, 0)
-        else:
-            buffer.poison()
+        self._queue.behind(buffer.used, buffer.poison)
 
     def _settle(self, goals: dict[int, int], call: str, *, drain: bool = False) -> None:
         self._queue.settle(goals, self._log.number)

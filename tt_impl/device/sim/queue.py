@@ -7,7 +7,7 @@ bytes in flight; they reach the host's destination only when the read is settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from oracle.errors import DeviceFault
@@ -69,6 +69,7 @@ class CommandQueues:
         self._placed = placed
         self._commands: tuple[deque[Command], deque[Command]] = (deque(), deque())
         self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = (deque(), deque())
+        self._behind: tuple[dict[int, list[Command]], ...] = ({}, {})
         self._late: tuple[list[Command], list[Command]] = ([], [])
         self.ran = [0, 0]
         self.tails = [0, 0]
@@ -105,6 +106,20 @@ class CommandQueues:
     def enqueue_read(self, handle: SimReadHandle, command: Command, cq_id: int) -> None:
         self._reads[cq_id].append((self.tails[cq_id] + 1, handle))
         self.enqueue(command, cq_id)
+
+    def behind(self, uses: Sequence[int], then: Command) -> None:
+        """Do `then` as soon as each queue has run up to its position in `uses`, which is at once if both have.
+
+        It is no command of either queue: who waits for the last use by an event waits for this, too.
+        """
+        pending = [q for q, position in enumerate(uses) if position > self.ran[q]]
+        if not pending:
+            then()
+        elif len(pending) == 1:
+            self._behind[pending[0]].setdefault(uses[pending[0]], []).append(then)
+        else:
+            again = tuple(uses)
+            self._behind[0].setdefault(again[0], []).append(lambda: self.behind(again, then))
 
     def wait(self, event: SimEvent, cq_id: int) -> None:
         self.push(_Wait(event, self.ran), cq_id)
@@ -169,7 +184,7 @@ class CommandQueues:
     def _run_one(self, q: int, goals: dict[int, int]) -> None:
         """Run queue `q`, the only one that can go on, until its goal, a wait, or the end of another queue's wait."""
         alone = all(self.ran[other] >= goal for other, goal in goals.items() if other != q)
-        commands, ran = self._commands[q], self.ran
+        commands, ran, behind = self._commands[q], self.ran, self._behind[q]
         try:
             for _ in range(goals[q] - ran[q] if alone else 1):
                 command = commands[0]
@@ -178,7 +193,10 @@ class CommandQueues:
                 ran[q] += 1
                 commands.popleft()
                 command()
+                if ran[q] in behind:
+                    self._pass(q)
         except DeviceFault as fault:
+            self._pass(q)
             raise self._placed(fault) from None
 
     def _step(self, q: int) -> None:
@@ -187,6 +205,13 @@ class CommandQueues:
             self._commands[q].popleft()()
         except DeviceFault as fault:
             raise self._placed(fault) from None
+        finally:
+            self._pass(q)
+
+    def _pass(self, q: int) -> None:
+        """Do what was to be done behind the command that queue `q` has just run."""
+        for then in self._behind[q].pop(self.ran[q], ()):
+            then()
 
 
 def _blocked(command: Command) -> TypeGuard[_Wait]:
