@@ -94,6 +94,17 @@ def test_what_is_waited_for_runs_though_only_the_waiting_queue_is_settled(schedu
     assert not event.reached
 
 
+@pytest.mark.parametrize("schedule", HOSTILE)
+def test_a_wait_behind_other_commands_holds_its_queue_too(schedule: str) -> None:
+    device, x = opened(schedule)
+    device.copy_host_to_device_tensor(NEW, x, cq_id=1)
+    written = device.record_event(cq_id=1)
+    other = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "other")
+    device.copy_host_to_device_tensor(OLD, other)
+    device.wait_for_event(written, cq_id=0)
+    assert device.copy_device_to_host_tensor(device.add(x, x), blocking=True).array()[0, 0] == 10
+
+
 @pytest.mark.parametrize("schedule", ["lazy", "reuse"])
 def test_no_more_than_what_is_waited_for_runs(schedule: str) -> None:
     device, x = opened(schedule)
