@@ -34,14 +34,20 @@ class Buffer:
         generation: how often the bytes have changed on the device.
         host_writes, host_reads: transfers of it that have run, faulty ones included.
         used: for each command queue, the position of the last command that uses it.
+        touched, armed: it was written since its sentinels were last looked at; it has sentinels.
         owner: the trace it was allocated in, which frees its memory; None otherwise.
         decoded: the float32 values of the present bytes, or None; dropped with every change.
     """
 
-    __slots__ = (
-        "_sentinels", "_words", "address", "armed", "bytes", "decoded", "freed_at", "generation", "host_reads", "host_writes",
-        "identity", "is_allocated", "label", "nbytes", "owner", "share", "start", "touched", "used",
-    )  # fmt: skip
+    is_allocated = True
+    freed_at = 0
+    generation = 0
+    host_writes = 0
+    host_reads = 0
+    owner: object | None = None
+    armed = False
+    touched = False
+    decoded: npt.NDArray[np.float32] | None = None
 
     def __init__(
         self, identity: int, address: int, share: int, start: int, content: Bytes, label: str, sentinels: Sentinels
@@ -53,16 +59,7 @@ class Buffer:
         self.bytes = content
         self.nbytes = content.size
         self.label = label
-        self.is_allocated = True
-        self.freed_at = 0
-        self.generation = 0
-        self.host_writes = 0
-        self.host_reads = 0
         self.used = [0, 0]
-        self.owner: object | None = None
-        self.armed = False
-        self.touched = False
-        self.decoded: npt.NDArray[np.float32] | None = None
         self._sentinels = sentinels
 
     def __str__(self) -> str:
@@ -84,10 +81,11 @@ class Buffer:
         if self.touched and self.armed:
             self._sentinels.check(self, "deallocate")
         self.armed = False  # from here on the place is another's
-        words = self.bytes[: self.nbytes & ~1].view(np.uint16)
-        words.fill(POISON)
+        content = self.bytes
         if self.nbytes & 1:
-            self.bytes[-1] = POISON & 0xFF
+            content[-1] = POISON & 0xFF
+            content = content[:-1]
+        content.view(np.uint16).fill(POISON)
         self.generation += 1
         self.decoded = None
 
@@ -114,9 +112,9 @@ class Sentinels:
         buffer.touched = True
         self._touched.append(buffer)
         if not buffer.armed:
-            self.arm(buffer)
+            self._arm(buffer)
 
-    def arm(self, buffer: Buffer) -> None:
+    def _arm(self, buffer: Buffer) -> None:
         start, end = buffer.start, buffer.start + buffer.nbytes
         self._memory[start - SENTINEL_BYTES : start] = SENTINEL
         self._memory[end : end + SENTINEL_BYTES] = SENTINEL
@@ -131,8 +129,11 @@ class Sentinels:
         touched, self._touched = self._touched, []
         for buffer in touched:
             buffer.touched = False
+        memory, size = self._memory, SENTINEL_BYTES
         for buffer in touched:
-            if buffer.armed:
+            start = buffer.start
+            end = start + buffer.nbytes
+            if buffer.armed and (memory[start - size : start] != SENTINEL or memory[end : end + size] != SENTINEL):
                 self.check(buffer, when)
 
     def check(self, buffer: Buffer, when: str) -> None:
@@ -146,7 +147,7 @@ class Sentinels:
         before, behind = memory[start - size : start], memory[end : end + size]
         if before == SENTINEL and behind == SENTINEL:
             return
-        self.arm(buffer)
+        self._arm(buffer)
         side, found = ("before", before) if before != SENTINEL else ("behind", behind)
         count = sum(a != b for a, b in zip(found, SENTINEL, strict=True))
         neighbour = self._neighbour(buffer, side)

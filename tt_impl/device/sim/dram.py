@@ -17,7 +17,9 @@ _ROOM = 64  # host bytes beside each ALIGNMENT addresses of all banks: for senti
 
 
 class Dram:
-    """All banks. A buffer's content is one run of host memory, page after page; how pages lie in banks only budgets know.
+    """All banks, and their free `addresses`.
+
+    A buffer's content is one run of host memory, page after page; how pages lie in banks only budgets know.
 
     Free memory is poison: a freed buffer is poisoned when the device is done with it, which is before anything enqueued by
     its successor on the same queue, and memory that was never handed out is poisoned when it first is.
@@ -31,8 +33,9 @@ class Dram:
         self._stride = ALIGNMENT * geometry.banks + _ROOM
         memory = reserve(geometry.usable_bank_bytes // ALIGNMENT * self._stride)
         self._memory: Bytes = np.frombuffer(memory, np.uint8)
-        self._free = FreeList(geometry.usable_bank_bytes, latest=latest)
+        self.addresses = FreeList(geometry.usable_bank_bytes, latest=latest)
         self._fault = fault
+        self._claimed: set[tuple[int, int]] = set()  # of `_fresh`, since the same places are taken again and again
         self._shares: dict[tuple[int, int], int] = {}
         self._count = 0
         self._fresh = FreshRanges(len(memory))
@@ -48,7 +51,7 @@ class Dram:
         share = self._shares.get((nbytes, page_bytes))
         if share is None:
             share = self._shares[nbytes, page_bytes] = self.geometry.bank_share(nbytes, page_bytes)
-        address = self._free.take(share)
+        address = self.addresses.take(share)
         if address is None:
             view, banks = self.view(), self.geometry.banks
             each = f" ({share} in each of {banks} banks)" if banks > 1 else ""
@@ -58,8 +61,10 @@ class Dram:
                 f"{view.largest_free_bytes}; lower the slot or memo capacity, or give the device more DRAM",
             )
         start = address // ALIGNMENT * self._stride + _ROOM // 2
-        for low, high in self._fresh.claim(start - SENTINEL_BYTES, start + nbytes + SENTINEL_BYTES + nbytes % 2):
-            self._memory[low:high].view(np.uint16).fill(POISON)
+        if (start, nbytes) not in self._claimed:
+            self._claimed.add((start, nbytes))
+            for low, high in self._fresh.claim(start - SENTINEL_BYTES, start + nbytes + SENTINEL_BYTES + nbytes % 2):
+                self._memory[low:high].view(np.uint16).fill(POISON)
         self._count += 1
         content = self._memory[start : start + nbytes]
         buffer = Buffer(self._count, address, share, start, content, label, self.sentinels)
@@ -67,7 +72,7 @@ class Dram:
         return buffer
 
     def free(self, buffer: Buffer, op: str, event: int) -> None:
-        """The host gives `buffer` up at event number `event`; `reclaim` makes its addresses free.
+        """The host gives `buffer` up at event number `event`; its addresses are not free yet.
 
         Raises:
             DeviceFault: `double-free`, naming the buffer and `op`.
@@ -77,10 +82,6 @@ class Dram:
         buffer.is_allocated = False
         buffer.freed_at = event
         del self.live[buffer.identity]
-
-    def reclaim(self, buffer: Buffer) -> None:
-        """Return a freed buffer's addresses."""
-        self._free.give(buffer.address, buffer.share)
 
     def write_past(self, buffer: Buffer, offset: int, data: bytes) -> None:
         """Write at `offset` from the buffer's start, wherever that leads: what a kernel with a wrong address does."""
@@ -92,6 +93,6 @@ class Dram:
             other.decoded = None
 
     def view(self) -> MemoryView:
-        banks, sizes = self.geometry.banks, self._free.sizes()
+        banks, sizes = self.geometry.banks, self.addresses.sizes()
         total, free = self.geometry.usable_bytes, sum(sizes) * banks
         return MemoryView(total, total - free, free, max(sizes, default=0) * banks)

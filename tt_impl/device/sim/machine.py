@@ -254,24 +254,14 @@ class SimMachine:
         return tensor
 
     def _allocate(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        nbytes, page = footprint(shape, dtype, layout)
-        buffer = self._dram.allocate(nbytes, page, label)
+        buffer = self._dram.allocate(*footprint(shape, dtype, layout), label)
         self._log.note("allocations")
         return SimTensor(shape, dtype, layout, buffer)
 
     def _reclaim(self, buffer: Buffer) -> None:
         """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
-        self._dram.reclaim(buffer)
-        queues, used = self._queue, buffer.used
-        pending = used[0] > queues.ran[0]
-        if used[1] > queues.ran[1]:
-            if pending:
-                queues.wait(SimEvent(queues, 0, used[0]), 1)
-            queues.push(buffer.poison, 1)
-        elif pending:
-            queues.push(buffer.poison, 0)
-        else:
-            buffer.poison()
+        self._dram.addresses.give(buffer.address, buffer.share)
+        self._queue.behind(buffer.used, buffer.poison)
 
     def _settle(self, goals: dict[int, int], call: str, *, drain: bool = False) -> None:
         self._queue.settle(goals, self._log.number)

@@ -12,7 +12,7 @@ from tt_impl.device.sim.kernels import Float32
 from tt_impl.device.sim.layout import pack_into, unpack
 from tt_impl.device.sim.machine import SimMachine, footprint
 from tt_impl.device.sim.tensor import SimTensor
-from tt_impl.device.sim.workload import WITH_FLOPS, dram_bytes, flops
+from tt_impl.device.sim.workload import LOOKS_INTO, WITH_FLOPS, dram_bytes, flops
 
 __all__ = ["SimMemory", "SimTensor"]
 
@@ -32,11 +32,16 @@ class SimMemory(SimMachine):
 
     def _operate(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...] = (), written: int = 0) -> None:
         """Log `op` and check that its operands, in the protocol's order, live: all that one without an output needs."""
-        taken = [self._live(operand, op) for operand in operands]
-        for operand in taken:
-            if operand.dtype is DType.FP8_E4M3:
-                raise DeviceFault("bad-operand", f"{op} of {operand.label}: no op takes fp8_e4m3")
-        self._log.note_op(op, dram_bytes(op, taken, written), flops(op, taken, shape) if op in WITH_FLOPS else 0)
+        taken, moved = [], written
+        for operand in operands:
+            live = self._live(operand, op)
+            if live.dtype is DType.FP8_E4M3:
+                raise DeviceFault("bad-operand", f"{op} of {live.label}: no op takes fp8_e4m3")
+            taken.append(live)
+            moved += live.buffer.nbytes
+        if op in LOOKS_INTO:
+            moved = dram_bytes(op, taken, written)
+        self._log.note_op(op, moved, flops(op, taken, shape) if op in WITH_FLOPS else 0)
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""

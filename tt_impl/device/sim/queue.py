@@ -7,7 +7,7 @@ bytes in flight; they reach the host's destination only when the read is settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from oracle.errors import DeviceFault
@@ -65,9 +65,11 @@ class CommandQueues:
     def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
         self.count = count
         self._schedule = schedule
+        self._turns = schedule.turns
         self._placed = placed
         self._commands: tuple[deque[Command], deque[Command]] = (deque(), deque())
         self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = (deque(), deque())
+        self._behind: tuple[dict[int, list[Command]], ...] = ({}, {})
         self._late: tuple[list[Command], list[Command]] = ([], [])
         self.ran = [0, 0]
         self.tails = [0, 0]
@@ -92,7 +94,7 @@ class CommandQueues:
         first, second = self._commands
         self._commands[cq_id].append(command)
         self.tails[cq_id] += 1
-        turns = self._schedule.turns(len(first) + len(second))
+        turns = self._turns(len(first) + len(second))
         if turns:
             self._run(turns)
 
@@ -104,6 +106,20 @@ class CommandQueues:
     def enqueue_read(self, handle: SimReadHandle, command: Command, cq_id: int) -> None:
         self._reads[cq_id].append((self.tails[cq_id] + 1, handle))
         self.enqueue(command, cq_id)
+
+    def behind(self, uses: Sequence[int], then: Command) -> None:
+        """Do `then` as soon as each queue has run up to its position in `uses`, which is at once if both have.
+
+        It is no command of either queue: who waits for the last use by an event waits for this, too.
+        """
+        pending = [q for q, position in enumerate(uses) if position > self.ran[q]]
+        if not pending:
+            then()
+        elif len(pending) == 1:
+            self._behind[pending[0]].setdefault(uses[pending[0]], []).append(then)
+        else:
+            again = tuple(uses)
+            self._behind[0].setdefault(again[0], []).append(lambda: self.behind(again, then))
 
     def wait(self, event: SimEvent, cq_id: int) -> None:
         self.push(_Wait(event, self.ran), cq_id)
@@ -168,14 +184,19 @@ class CommandQueues:
     def _run_one(self, q: int, goals: dict[int, int]) -> None:
         """Run queue `q`, the only one that can go on, until its goal, a wait, or the end of another queue's wait."""
         alone = all(self.ran[other] >= goal for other, goal in goals.items() if other != q)
-        commands, ran, goal = self._commands[q], self.ran, goals[q]
+        commands, ran, behind = self._commands[q], self.ran, self._behind[q]
         try:
-            while ran[q] < goal and not _blocked(commands[0]):
-                ran[q] += 1
-                commands.popleft()()
-                if not alone:
+            for _ in range(goals[q] - ran[q] if alone else 1):
+                command = commands[0]
+                if command.__class__ is _Wait and _blocked(command):
                     return
+                ran[q] += 1
+                commands.popleft()
+                command()
+                if ran[q] in behind:
+                    self._pass(q)
         except DeviceFault as fault:
+            self._pass(q)
             raise self._placed(fault) from None
 
     def _step(self, q: int) -> None:
@@ -184,6 +205,13 @@ class CommandQueues:
             self._commands[q].popleft()()
         except DeviceFault as fault:
             raise self._placed(fault) from None
+        finally:
+            self._pass(q)
+
+    def _pass(self, q: int) -> None:
+        """Do what was to be done behind the command that queue `q` has just run."""
+        for then in self._behind[q].pop(self.ran[q], ()):
+            then()
 
 
 def _blocked(command: Command) -> TypeGuard[_Wait]:

@@ -18,17 +18,15 @@ from tt_impl.device.sim.layout import padded_shape
 from tt_impl.device.sim.tensor import SimTensor
 
 _ATTENTION = "paged_scaled_dot_product_attention_decode"
-_LOOKS_INTO = frozenset({"embedding", "paged_update_cache", "paged_fill_cache", _ATTENTION})
+LOOKS_INTO = frozenset({"embedding", "paged_update_cache", "paged_fill_cache", _ATTENTION})
 WITH_FLOPS = frozenset({"linear", "matmul", _ATTENTION})
 
 
 def dram_bytes(op: str, operands: Sequence[SimTensor], written: int) -> int:
-    """Bytes that an op over `operands`, in the protocol's order, moves; its TILE output takes `written` (0: in place)."""
-    if op not in _LOOKS_INTO:
-        total = written
-        for x in operands:
-            total += x.buffer.nbytes
-        return total
+    """Bytes that an op of `LOOKS_INTO` over `operands`, in the protocol's order, moves.
+
+    Its TILE output takes `written` of them (0: in place). What any other op moves is the sum of its operands and its output.
+    """
     if op == "embedding":
         return operands[0].buffer.nbytes + 2 * written
     if op != _ATTENTION:

@@ -13,6 +13,7 @@ from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import P150, DramGeometry, SimDevice, schedule_named
 from tt_impl.device.sim.buffer import POISON, Buffer
 from tt_impl.device.sim.dram import Dram
+from tt_impl.device.sim.free_list import FreeList
 from tt_impl.device.sim.geometry import ALIGNMENT, one_bank
 from tt_impl.device.sim.host_memory import FreshRanges, reserve
 from tt_impl.device.sim.layout import page_bytes
@@ -28,7 +29,7 @@ def allocate(memory: Dram, nbytes: int, label: str = "b") -> Buffer:
 
 def free(memory: Dram, buffer: Buffer) -> None:
     memory.free(buffer, "test", 0)
-    memory.reclaim(buffer)
+    memory.addresses.give(buffer.address, buffer.share)
 
 
 def test_out_of_memory_says_how_much_was_asked_and_how_much_is_free() -> None:
@@ -108,6 +109,18 @@ def test_what_was_freed_last_is_handed_out_first_where_the_schedule_says_so() ->
     assert addresses == {False: [0, 1, 3, 4, 6], True: [3, 4, 0, 1, 6]}
 
 
+def test_what_was_freed_last_is_not_handed_out_where_it_was_taken_meanwhile() -> None:
+    addresses = FreeList(1024, latest=True)
+    a, _, c, d = (addresses.take(64) for _ in range(4))
+    addresses.take(1024 - 4 * 64)
+    for address in (a, c, d):
+        assert address is not None
+        addresses.give(address, 64)
+    assert addresses.take(128) == c  # both of the last two, which are one hole
+    assert addresses.take(64) == a
+    assert addresses.take(64) is None
+
+
 def test_the_reuse_schedule_hands_out_what_was_freed_last() -> None:
     def second(schedule: str) -> bool:
         device = SimDevice(dram_bytes=4096, schedule=schedule_named(schedule))
@@ -171,6 +184,16 @@ def test_a_buffer_that_the_device_is_done_with_is_poisoned_at_once() -> None:
     device.copy_host_to_device_tensor(np.arange(4, dtype=np.uint8), other)  # pending, but of another buffer
     device.deallocate(tensor)
     assert (tensor.buffer.bytes.view(np.uint16) == POISON).all()
+
+
+def test_an_output_that_is_freed_before_it_is_computed_is_poison_in_the_end() -> None:
+    device = SimDevice(dram_bytes=1 << 18)
+    x = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "x")
+    device.copy_host_to_device_tensor(np.ones((1, 32), np.float32), x)
+    out = device.add(x, x)
+    device.deallocate(out)
+    device.synchronize_device()
+    assert (out.buffer.bytes.view(np.uint16) == POISON).all()
 
 
 @given(

@@ -154,12 +154,21 @@ def test_an_op_strikes_behind_its_nth_call_and_its_own_output_too(schedule: str)
     device = SimDevice(dram_bytes=1 << 18, faults=plan, schedule=schedule_named(schedule))
     x = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "x")
     device.copy_host_to_device_tensor(np.ones((1, 32), np.float32), x)
+    for _ in range(3):
+        device.typecast(x, DType.BFLOAT16)  # other ops are not counted
     sums = [device.add(x, x) for _ in range(3)]
     device.synchronize_device()
     first = [device.copy_device_to_host_tensor(t, blocking=True).array()[0, 0] for t in (*sums, x)]
     assert first == [1, 1, 1, -1]  # the third overwrites all outputs of add that live
     assert device.copy_device_to_host_tensor(sums[2], blocking=True).array()[0, 1] == 2
     assert device.faults_struck == (1, 3)
+
+
+def test_a_freed_buffer_is_not_struck() -> None:
+    device, tensor = opened(Fault("t", OnDrain(), Flip()), "t")
+    device.deallocate(tensor)
+    device.synchronize_device()
+    assert device.faults_struck == (0,)
 
 
 def test_ops_of_replays_count() -> None:

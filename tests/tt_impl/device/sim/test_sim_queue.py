@@ -136,12 +136,13 @@ def test_a_seed_stands_for_the_same_times_on_every_python_and_numpy() -> None:
     assert [schedule.pick([0, 1]) for _ in range(12)] == [0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 1, 1]
 
 
-def test_a_fault_of_a_command_says_when_it_was_seen_and_under_which_schedule() -> None:
-    device = SimDevice(schedule=schedule_named("random:3"))
+@pytest.mark.parametrize("schedule", ["lazy", "eager", "random:3"])
+def test_a_fault_of_a_command_says_when_it_was_seen_and_under_which_schedule(schedule: str) -> None:
+    device = SimDevice(schedule=schedule_named(schedule))
     ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
     table = device.allocate_tensor_on_device((4, 32), DType.FLOAT32, Layout.ROW_MAJOR, "table")
     device.copy_host_to_device_tensor(np.array([[9]], np.uint32), ids)
-    with pytest.raises(DeviceFault, match=r"id 9 in a table of 4 rows \[event \d+, schedule random:3\]") as caught:
+    with pytest.raises(DeviceFault, match=rf"id 9 in a table of 4 rows \[event \d+, schedule {schedule}\]") as caught:
         (device.embedding(ids, table), device.synchronize_device())
     assert caught.value.kind == "embedding-index"
 
@@ -156,6 +157,7 @@ def test_a_closed_device_takes_nothing() -> None:
         lambda: device.copy_host_to_device_tensor(VALUES, tensor),
         lambda: device.allocate_tensor_on_device((1,), DType.UINT8, Layout.ROW_MAJOR, "late"),
         lambda: device.deallocate(tensor),
+        lambda: device.deallocate(x),
         device.synchronize_device,
         device.record_event,
         lambda: device.wait_for_event(event, cq_id=1),
@@ -167,7 +169,7 @@ def test_a_closed_device_takes_nothing() -> None:
         assert caught.value.kind == "closed"
 
 
-@pytest.mark.parametrize("name", ["sloppy", "random", "random:", "random:-1", "random:x", "lazy:1", "seeded:1", "random:²"])
+@pytest.mark.parametrize("name", ["sloppy", "random", "random:", "random:-1", "random:x", "lazy:1", "seeded:1", "random:٣"])
 def test_an_unknown_schedule_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError, match=rf"unknown schedule '{name}'; use eager, lazy, reuse or random:SEED"):
         schedule_named(name)

@@ -24,7 +24,7 @@ def three(fault: Fault | None, *, nbytes: int = 64) -> tuple[SimDevice, list[Sim
 
 @pytest.mark.parametrize("nbytes", [64, 63, 10])
 def test_one_byte_past_the_end_is_seen_at_the_drain(nbytes: int) -> None:
-    device, _ = three(Fault("b", OnWrite(), Overwrite(nbytes - 1, "0000")), nbytes=nbytes)
+    device, (_, b, _) = three(Fault("b", OnWrite(), Overwrite(nbytes - 1, "0000")), nbytes=nbytes)
     wanted = (
         r"1 of 16 bytes behind b \(buffer 2\) at address 0x40 were overwritten, seen at synchronize_device; "
         r"on that side lies c \(buffer 3\); .* \[event 7, schedule lazy\]"
@@ -32,6 +32,7 @@ def test_one_byte_past_the_end_is_seen_at_the_drain(nbytes: int) -> None:
     with pytest.raises(DeviceFault, match=wanted) as caught:
         device.synchronize_device()
     assert caught.value.kind == "sentinel"
+    device.copy_host_to_device_tensor(np.zeros(nbytes, np.uint8), b)
     device.synchronize_device()  # said once
 
 

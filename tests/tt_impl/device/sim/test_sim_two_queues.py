@@ -95,6 +95,27 @@ def test_what_is_waited_for_runs_though_only_the_waiting_queue_is_settled(schedu
 
 
 @pytest.mark.parametrize("schedule", HOSTILE)
+def test_a_wait_behind_other_commands_holds_its_queue_too(schedule: str) -> None:
+    device, x = opened(schedule)
+    device.copy_host_to_device_tensor(NEW, x, cq_id=1)
+    written = device.record_event(cq_id=1)
+    other = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "other")
+    device.copy_host_to_device_tensor(OLD, other)
+    device.wait_for_event(written, cq_id=0)
+    assert device.copy_device_to_host_tensor(device.add(x, x), blocking=True).array()[0, 0] == 10
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "reuse"])
+def test_no_more_than_what_is_waited_for_runs(schedule: str) -> None:
+    device, x = opened(schedule)
+    device.copy_host_to_device_tensor(NEW, x, cq_id=1)
+    device.wait_for_event(device.record_event(cq_id=1), cq_id=0)
+    device.copy_host_to_device_tensor(OLD, x, cq_id=1)
+    device.synchronize_device(cq_id=0)
+    assert x.generation == 2
+
+
+@pytest.mark.parametrize("schedule", HOSTILE)
 def test_a_freed_address_is_poisoned_only_when_both_queues_are_done_with_it(schedule: str) -> None:
     device, x = opened(schedule)
     double = device.add(x, x)
@@ -104,6 +125,26 @@ def test_a_freed_address_is_poisoned_only_when_both_queues_are_done_with_it(sche
     assert read.array().tolist() == OLD.tolist()
     assert device.copy_device_to_host_tensor(double, blocking=True).array().tolist() == (2 * OLD).tolist()
     assert np.isnan(x.buffer.bytes.view(np.float32)).all()
+
+
+@pytest.mark.parametrize("schedule", HOSTILE)
+@pytest.mark.parametrize("also_read", [False, True])
+def test_who_waits_for_the_last_use_may_take_the_freed_address_on_the_other_queue(schedule: str, also_read: bool) -> None:
+    """The event is recorded before the free: the poison of the old bytes must not land on the new ones."""
+    device, x = opened(schedule)
+    double = device.add(x, x)
+    if also_read:
+        device.copy_device_to_host_tensor(x, blocking=False, cq_id=1)
+    used = device.record_event(cq_id=0)
+    device.deallocate(x)
+    successor = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "successor")
+    assert successor.buffer.address == x.buffer.address
+    device.wait_for_event(used, cq_id=1)
+    device.copy_host_to_device_tensor(NEW, successor, cq_id=1)
+    assert (device.copy_device_to_host_tensor(successor, blocking=True, cq_id=1).array() == NEW).all()
+    device.synchronize_device()
+    assert (device.copy_device_to_host_tensor(successor, blocking=True).array() == NEW).all()
+    assert (device.copy_device_to_host_tensor(double, blocking=True).array() == 2 * OLD).all()
 
 
 @settings(max_examples=60)
