@@ -21,8 +21,8 @@ from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
-from oracle.subjects.protocol import HasExclusiveDevices, SubjectRequest
-from oracle.subjects.registry import check_request, subject_factory
+from oracle.subjects.protocol import SubjectRequest
+from oracle.subjects.registry import check_request, is_exclusive, subject_factory
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
@@ -169,6 +169,8 @@ def _check_fit(options: SessionOptions, golden: Golden, checkpoint: Checkpoint) 
 def record_session(options: SessionOptions, progress: Progress | None = None) -> Recorded:
     """Run the subject (or read a stored run), the perfect subject and the subject's planted faults."""
     opened = open_session(options)
+    if opened.stored is None and is_exclusive(options.subject, options.device):
+        options = replace(options, workers=1)
     if options.budget is not None:
         return _record_within(options.budget, options, opened, progress)
     golden, stored = opened.golden, opened.stored
@@ -176,7 +178,7 @@ def record_session(options: SessionOptions, progress: Progress | None = None) ->
     numeric_class = stored.identity.numeric_class if stored is not None else _numeric_class(options)
     perfect_jobs = [] if opened.control is not None else _perfect_jobs(options, numeric_class, [p.name for p in golden.prompts])
     jobs = [*own_jobs, *(job for job, _ in plant_jobs), *perfect_jobs]
-    outcomes = run_jobs(jobs, _workers(options), None if progress is None else lambda done: progress(done, len(jobs)))
+    outcomes = run_jobs(jobs, options.workers, None if progress is None else lambda done: progress(done, len(jobs)))
     own, rest = outcomes[: len(own_jobs)], outcomes[len(own_jobs) :]
     planted = tuple((outcome, expected) for outcome, (_, expected) in zip(rest, plant_jobs, strict=False))
     run = stored if stored is not None else _to_run(golden, own)
@@ -194,11 +196,11 @@ def _record_within(budget: Budget, options: SessionOptions, opened: Opened, prog
     planted, total = [job for job, _ in plants], 2 * len(own) + len(plants)
     told = progress or (lambda done, of: None)
     with unfinished_session(budget.state, golden, own[0], resume=budget.resume) as kept:
-        outcomes = run_within(budget.minutes, kept, planted, own, _workers(options), lambda done: told(done, total))
+        outcomes = run_within(budget.minutes, kept, planted, own, options.workers, lambda done: told(done, total))
     by_job = {outcome.job: outcome for outcome in outcomes}
     ran = [by_job[job] for job in own if job in by_job]
     perfect_jobs = _perfect_jobs(options, _numeric_class(options), [outcome.job.prompt for outcome in ran])
-    perfect = run_jobs(perfect_jobs, _workers(options), lambda done: told(len(outcomes) + done, len(outcomes) + len(ran)))
+    perfect = run_jobs(perfect_jobs, options.workers, lambda done: told(len(outcomes) + done, len(outcomes) + len(ran)))
     return Recorded(
         golden,
         opened.checkpoint,
@@ -213,14 +215,6 @@ def finish_session(options: SessionOptions, recorded: Recorded) -> None:
     """After judging: an unfinished session of which nothing is left out is forgotten."""
     if options.budget is not None and not recorded.run.left_out:
         forget(options.budget.state)
-
-
-def _workers(options: SessionOptions) -> int | None:
-    """One, where the subject's device can be opened by one process at a time."""
-    factory = subject_factory(options.subject)
-    device = options.device or next(iter(factory.devices), None)
-    exclusive = isinstance(factory, HasExclusiveDevices) and device in factory.exclusive_devices
-    return 1 if exclusive and options.replay is None else options.workers
 
 
 def _perfect_jobs(options: SessionOptions, numeric_class: str, prompts: Sequence[str]) -> list[PromptJob]:

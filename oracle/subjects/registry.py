@@ -6,7 +6,7 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 
 from oracle.errors import SubjectError
-from oracle.subjects.protocol import SubjectFactory, SubjectRequest
+from oracle.subjects.protocol import HasExclusiveDevices, SubjectFactory, SubjectRequest
 
 GROUP = "kolibri_oracle.subjects"
 
@@ -31,6 +31,17 @@ def subject_factory(name: str) -> SubjectFactory:
         raise SubjectError(
             f"subject {name!r} cannot be used here: {error}; install it with `pip install 'kolibri-oracle[reference]'`"
         ) from None
+
+
+def is_exclusive(name: str, device: str | None) -> bool:
+    """Whether only one process at a time can open the subject's device (its first when None), as a card.
+
+    Raises:
+        SubjectError: as `subject_factory`.
+    """
+    factory = subject_factory(name)
+    device = next(iter(factory.devices), "") if device is None else device
+    return isinstance(factory, HasExclusiveDevices) and device in factory.exclusive_devices
 
 
 def _entries() -> dict[str, EntryPoint]:

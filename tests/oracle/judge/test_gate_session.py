@@ -12,6 +12,7 @@ import pytest
 from judge_cases import HOST_GATES, mini_golden
 
 import oracle.judge.session as session
+import oracle.subjects.registry as registry
 from goldens import mini_checkpoint
 from oracle.errors import CheckpointError, DeviceFault, GoldenError, RunError, SubjectError, UsageError
 from oracle.judge.controls import device_controls
@@ -211,7 +212,8 @@ def test_a_device_that_one_process_can_open_gets_one(
     factory = type(PERFECT_FACTORY)()
     factory.devices, factory.exclusive_devices = ("card",), exclusive  # type: ignore[attr-defined]
     monkeypatch.setattr(session, "run_jobs", ask)
-    monkeypatch.setattr(session, "subject_factory", lambda _: factory)
+    for module in (session, registry):
+        monkeypatch.setattr(module, "subject_factory", lambda _: factory)
     with pytest.raises(Asked) as asked:
         record_session(replace(OPTIONS, workers=3))
     assert asked.value.args == (workers,)
