@@ -1,7 +1,8 @@
 """The planted faults of `plants` that lie in a device, for a device that has no plan of faults: by changing calls on their way.
 
-A bit that flips as a write lands is one that is written flipped; a settling left out is a call not handed on. What each must
-be caught by is what `plants.PLANTS` says of the same name.
+A bit that flips as a write lands is one that is written flipped; a settling left out is a call not handed on; a quirk of an op
+is about what it does to results, done to them as they are read. What each must be caught by is what `plants.PLANTS` says of the
+same name.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
+from ml_dtypes import bfloat16
 
-from tt_impl.device.protocol import Device, HostArray, Tensor
+from tt_impl.device.protocol import Device, HostArray, ReadHandle, Tensor
 
 
 class _Passing:
@@ -74,11 +76,66 @@ class _CorruptsLate(_Passing):
             self._device.copy_host_to_device_tensor(held, self._victim)
 
 
+class _Read:
+    """A read whose array is changed; see `protocol.ReadHandle`."""
+
+    def __init__(self, read: ReadHandle, change: Callable[[HostArray], HostArray]) -> None:
+        self._read, self._change = read, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._read, name)
+
+    def array(self) -> HostArray:
+        array = self._read.array()
+        return self._change(array.copy()).astype(array.dtype)
+
+
+class _ReadsOtherwise(_Passing):
+    """Results of the ops called `ops`, which their tensors are named after, come back changed."""
+
+    def __init__(self, device: Device, ops: tuple[str, ...], change: Callable[[HostArray], HostArray]) -> None:
+        super().__init__(device)
+        self._ops, self._change = ops, change
+
+    def copy_device_to_host_tensor(self, tensor: Tensor, *arguments: Any, **named: Any) -> ReadHandle:
+        read = self._device.copy_device_to_host_tensor(tensor, *arguments, **named)
+        return cast(ReadHandle, _Read(read, self._change)) if tensor.label in self._ops else read
+
+
+def _quirk(ops: tuple[str, ...], change: Callable[[HostArray], HostArray]) -> Callable[[Device, int], Any]:
+    return lambda device, layer: _ReadsOtherwise(device, ops, change)
+
+
+def _zeros_if_narrow(array: HostArray) -> HostArray:
+    return array * (array.shape[-1] > _HEAD)
+
+
+def _flushed(array: HostArray) -> HostArray:
+    return np.where(np.abs(array.astype(np.float32)) < np.finfo(np.float32).tiny, 0, array)
+
+
+def _cut(array: HostArray) -> HostArray:
+    """To the seven highest bits of bfloat16's eight: half a unit too small on average."""
+    return (array.view(np.uint16) & 0xFFFE).view(array.dtype) if array.dtype == bfloat16 else array
+
+
+_HEAD = 128
+"""Columns up to which a row counts as a head: the release's head size."""
+
+_ATTENTION = "paged_scaled_dot_product_attention_decode"
+
 PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
     "slot-byte": lambda device, layer: _FlipsAWrite(device, f"layer{layer}.slot0", 5, 0x10),
     "resident-byte": lambda device, layer: _FlipsAWrite(device, f"model.layers.{layer}.self_attn.o_proj.weight", 7, 0x02),
     "missing-drain": lambda device, layer: _SkipsASynchronize(device, layer + 1),
     "norm-byte-late": lambda device, layer: _CorruptsLate(device, f"model.layers.{layer}.input_layernorm.weight", layer + 1),
+    "quirk-norm-sum-bf16": _quirk(("rms_norm",), lambda array: array * np.float32(1.005)),
+    "quirk-narrow-norm-zero": _quirk(("rms_norm",), _zeros_if_narrow),
+    "quirk-fp32-on-bf16-grid": _quirk(("linear", "matmul"), lambda array: array.astype(bfloat16)),
+    "quirk-subnormals-flushed": _quirk(("typecast",), _flushed),
+    "quirk-ties-to-highest": _quirk(("topk", "argmax"), lambda array: array[..., ::-1]),
+    "quirk-attention-sum-bf16": _quirk((_ATTENTION,), lambda array: array * np.float32(1 + 2**-6)),
+    "quirk-truncating": _quirk(("add", "mul", "linear", "matmul", "rms_norm"), _cut),
 }
 """By the plant's name: what changes the calls to a device, for the layer that plants go for."""
 

@@ -6,17 +6,31 @@ import pytest
 
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
+from oracle.judge.ops import judge_ops
+from oracle.judge.ops_audit import audit_ops
+from oracle.judge.ops_cases import plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import SubjectIdentity
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.planted_device import PLANTED, planted
 from tt_impl.plants import PLANTS, Parts
+from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 
 LAYER = 1
+IDENTITY = SubjectIdentity("tt", "bf16", "bf16", ("ops",), {"kind": "sim"})
+
+
+def audited(plant: str | None) -> str:
+    """`gate:ops` where the ops' audit finds one of them wrong; empty otherwise."""
+    runner = OpRunner(planted(SimDevice(), plant, LAYER), IDENTITY)
+    evidence = audit_ops(runner, plans())
+    findings = judge_ops(evidence, tuple((plan.name, plan.dtype) for plan in plans())).findings
+    return "gate:ops" if findings else ""
 
 
 def run(plant: str | None) -> str:
@@ -34,13 +48,19 @@ def run(plant: str | None) -> str:
     return "gate:staging" if audited.violations else ""
 
 
-@pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.parametrize("plant", [name for name in PLANTED if not name.startswith("quirk-")])
 def test_a_fault_in_the_calls_is_caught_as_its_plant_says(plant: str) -> None:
     assert run(plant) == PLANTS[plant].caught_by
 
 
+@pytest.mark.parametrize("plant", [name for name in PLANTED if name.startswith("quirk-")])
+def test_a_quirk_of_an_op_is_caught_as_its_plant_says(plant: str) -> None:
+    assert audited(plant) == PLANTS[plant].caught_by
+
+
 def test_without_a_plant_nothing_is_caught() -> None:
     assert run(None) == ""
+    assert audited(None) == ""
 
 
 def test_every_plant_that_lies_in_the_device_is_here() -> None:
