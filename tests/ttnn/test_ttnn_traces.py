@@ -1,0 +1,77 @@
+"""The trace's rules, as far as ttnn's mock device goes along: it captures nothing, and must never replay.
+
+Through a view that does not know that its device is the mock one; no op is captured, which would end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle.errors import DeviceFault
+from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.ttnn.device import TtnnDevice
+
+
+def kind_of(call: Callable[[], Any]) -> str:
+    with pytest.raises(DeviceFault) as caught:
+        call()
+    return caught.value.kind
+
+
+@pytest.fixture
+def view(device: TtnnDevice) -> TtnnDevice:
+    return TtnnDevice(device.ttnn, device._mesh, command_queues=2, is_mock=False)
+
+
+def test_nothing_but_ops_and_frees_is_let_into_a_capture(view: TtnnDevice) -> None:
+    tensor = view.allocate_tensor_on_device((2, 64), DType.UINT8, Layout.ROW_MAJOR, "t")
+    event = view.record_event()
+    trace = view.begin_trace_capture()
+    for call in (
+        lambda: view.allocate_tensor_on_device((2, 64), DType.UINT8, Layout.ROW_MAJOR, "t"),
+        lambda: view.copy_host_to_device_tensor(np.zeros((2, 64), np.uint8), tensor),
+        lambda: view.copy_device_to_host_tensor(tensor, blocking=True),
+        view.begin_trace_capture,
+        view.synchronize_device,
+        view.record_event,
+        lambda: view.event_synchronize(event),
+        lambda: view.execute_trace(trace, blocking=True),
+        lambda: view.release_trace(trace),
+        lambda: view.end_trace_capture(trace, cq_id=1),
+    ):
+        assert kind_of(call) == "trace-capture"
+    view.end_trace_capture(trace)
+    view.synchronize_device()
+    assert kind_of(lambda: view.end_trace_capture(trace)) == "trace-capture"
+    view.release_trace(trace)
+
+
+def test_a_released_trace_is_refused_and_traces_are_counted(view: TtnnDevice) -> None:
+    first = view.begin_trace_capture()
+    view.end_trace_capture(first)
+    view.release_trace(first)
+    for call in (lambda: view.release_trace(first), lambda: view.execute_trace(first, blocking=False)):
+        assert kind_of(call) == "trace-released"
+    second = view.begin_trace_capture()
+    view.end_trace_capture(second)
+    view.release_trace(second)
+    assert (first.identity, second.identity) == (1, 2)
+
+
+def test_what_a_capture_made_stays_until_its_release(view: TtnnDevice) -> None:
+    """`_adopt` is what every op's result goes through."""
+    value = view.allocate_tensor_on_device((32, 32), DType.BFLOAT16, Layout.TILE, "made")
+    trace = view.begin_trace_capture()
+    output, other = (view._adopt(value.value, (32, 32), DType.BFLOAT16, Layout.TILE, "output") for _ in range(2))
+    view.deallocate(output)
+    view.end_trace_capture(trace)
+    assert value.value.is_allocated()
+    assert kind_of(lambda: view.silu(output)) == "use-after-free"
+    assert other.is_allocated
+    view.release_trace(trace)
+    assert not value.value.is_allocated()
+    assert kind_of(lambda: view.silu(other)) == "use-after-free"
