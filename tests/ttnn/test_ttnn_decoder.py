@@ -131,6 +131,5 @@ def test_a_fault_planted_in_its_device_is_caught_as_it_says(
 ) -> None:
     subject = opened(device, monkeypatch, plant)
     with pytest.raises(DeviceFault) as caught:
-        for token in (3, 5):
-            subject.step(token)
+        [subject.step(token) for token in (3, 5)]
     assert f"device-fault:{caught.value.kind}" == FACTORY.plants[plant]
