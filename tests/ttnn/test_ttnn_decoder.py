@@ -15,6 +15,7 @@ import pytest
 from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.protocol import SubjectRequest
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType, HostArray, Layout, Tensor
 from tt_impl.device.sim.layout import pack, unpack
@@ -22,6 +23,7 @@ from tt_impl.device.ttnn.acceptance import transfers_seen
 from tt_impl.device.ttnn.device import TtnnDevice
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.settings import default_settings
+from tt_impl.subject import FACTORY, TtSubject
 
 
 class MirroredRead:
@@ -104,3 +106,30 @@ def test_ttnn_is_told_of_no_transfer_that_the_decoder_did_not_ask_for(device: Tt
     assert seen == asked
     layers = len(np.unique([name.split(".")[2] for name in decoder._residents.staged if name.startswith("model.layers.")]))
     assert asked["reads"] == 2 * layers + 2, "router logits and the tap of each layer, the embedding row, and the logits"
+
+
+def opened(device: TtnnDevice, monkeypatch: pytest.MonkeyPatch, plant: str | None) -> TtSubject:
+    """The subject as `gate --device ttnn` opens it, were this a card."""
+
+    def mirroring(**_: Any) -> Mirroring:
+        return Mirroring(device.ttnn, device._mesh, command_queues=1, is_mock=True)
+
+    monkeypatch.setattr(TtnnDevice, "open", mirroring)
+    return FACTORY.open(SubjectRequest(mini_checkpoint(), device="ttnn", plant=plant))
+
+
+def test_the_subject_opens_on_ttnn_and_says_on_what(device: TtnnDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = opened(device, monkeypatch, None)
+    told = subject.identity.device
+    assert (told["kind"], told["level"], told["dram_bytes"]) == ("ttnn", "mock", "34183576576")
+    assert subject.step(3).position == 0
+
+
+@pytest.mark.parametrize("plant", ["slot-byte", "missing-drain"])
+def test_a_fault_planted_in_its_device_is_caught_as_it_says(
+    device: TtnnDevice, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    subject = opened(device, monkeypatch, plant)
+    with pytest.raises(DeviceFault) as caught:
+        [subject.step(token) for token in (3, 5)]
+    assert f"device-fault:{caught.value.kind}" == FACTORY.plants[plant]

@@ -66,10 +66,12 @@ def test_what_a_capture_made_stays_until_its_release(view: TtnnDevice) -> None:
     """`_adopt` is what every op's result goes through."""
     value = view.allocate_tensor_on_device((32, 32), DType.BFLOAT16, Layout.TILE, "made")
     trace = view.begin_trace_capture()
-    output = view._adopt(value.value, (32, 32), DType.BFLOAT16, Layout.TILE, "output")
+    output, other = (view._adopt(value.value, (32, 32), DType.BFLOAT16, Layout.TILE, "output") for _ in range(2))
     view.deallocate(output)
     view.end_trace_capture(trace)
     assert value.value.is_allocated()
     assert kind_of(lambda: view.silu(output)) == "use-after-free"
+    assert other.is_allocated
     view.release_trace(trace)
     assert not value.value.is_allocated()
+    assert kind_of(lambda: view.silu(other)) == "use-after-free"

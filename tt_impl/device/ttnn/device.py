@@ -197,7 +197,7 @@ class TtnnDevice(TtnnAdaptation):
         require(name, cos.dtype is sin.dtype is x.dtype, x, cos, sin)
         users, _, width = x.shape
         with self._op(name, (x, cos, sin)) as (value, *tables):
-            by_user = [self._by_user(self.ttnn.transpose(table, 1, 2), (users, 1, width)) for table in tables]
+            by_user = [self._by_user(self._on_the_way(self.ttnn.transpose(table, 1, 2)), (users, 1, width)) for table in tables]
             sharded = self._by_user(value, x.shape)
             out = self.ttnn.experimental.rotary_embedding_hf(
                 sharded, *by_user, is_decode_mode=True, memory_config=sharded.memory_config()
