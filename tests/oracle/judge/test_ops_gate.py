@@ -243,7 +243,7 @@ def test_an_unfinished_session_keeps_what_was_measured_of_ops_and_of_residents(t
     ops = PromptJob("tt", request, mini_golden(), "copying", ops=True)
     measured = PromptOutcome(ops, IDENTITY, None, None, None, {}, None, planned_evidence())
     prompt = replace(ops, ops=False)
-    read = PromptOutcome(prompt, IDENTITY, None, DeviceFault("hang", "1"), None, {}, ResidentEvidence(1, (("head", 1, 2),)))
+    read = PromptOutcome(prompt, IDENTITY, None, None, None, {}, ResidentEvidence(1, (("head", 1, 2),)))
     with unfinished_session(tmp_path / "state", golden, ops, resume=False) as kept:
         for outcome in (measured, read):
             kept.put(outcome)

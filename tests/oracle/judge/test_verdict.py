@@ -15,6 +15,7 @@ from oracle.errors import GoldenError
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
 from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
+from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
 from oracle.judge.staging import planned_evidence
@@ -54,7 +55,7 @@ def streamed(few: Case) -> Case:
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
     slots = SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few))
     residents = planned_evidence(few, len(few.run.prompts))
-    return with_run(few, identity=identity, slots=slots, residents=residents, stats=stats)
+    return with_run(few, identity=identity, slots=slots, residents=residents, ops=planned_ops(), stats=stats)
 
 
 def test_the_perfect_subject_is_green_and_answers_no_gate_it_does_not_declare(few: Case) -> None:
@@ -215,7 +216,7 @@ def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, fe
     assert reasons == {name: absent if name in ("staging", "slots", "ops") else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
-    report = judged(with_run(late, residents=None), perfect=few.run)
+    report = judged(with_run(late, residents=None, ops=None), perfect=few.run)
     reasons = {entry.gate: entry.reason for entry in report.ledger if entry.reason}
     unaligned = "not compared: the run is not aligned with the golden"
     assert reasons == {
