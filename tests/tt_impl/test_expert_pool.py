@@ -212,6 +212,13 @@ def test_verify_first_compares_an_expert_once_and_tells_nobody_otherwise(tiny: C
     assert rig.heard.uses[-3:] == [(expert, expert, 3) for expert in (0, 1, 2)]
 
 
+def test_an_expert_verified_in_one_layer_is_not_trusted_in_another(tiny: Checkpoint) -> None:
+    rig = Rig(tiny, verify="first").walk(RETURNING[:1])
+    rig.pool.begin_step()
+    rig.pool.make_resident(1, [0, 1, 2])
+    assert rig.stats.verified_bytes == rig.stats.staged_bytes == 6 * EXPERT
+
+
 @pytest.mark.parametrize("dequant", ["shadow", "reread"])
 def test_what_verify_first_no_longer_sees(tiny: Checkpoint, dequant: str) -> None:
     """The third fill of slot 0 lands wrong. Verifying always finds it; on first touch it is used, and hurts who rereads."""
