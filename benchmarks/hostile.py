@@ -35,7 +35,7 @@ from tt_impl.settings import DecoderSettings
 
 GENERATED = 8
 PROMPTS = ((5, 17, 80, 3, 3, 41), (66, 90, 12, 7, 7, 59), (33, 28, 71, 2, 94, 50))
-SCHEDULES = ("lazy", "eager", "seeded:{seed}")
+SCHEDULES = ("lazy", "eager", "random:{seed}", "reuse")
 
 Room = Literal["below", "at", "above"]
 ROOMS: tuple[Room, ...] = ("below", "at", "above")

@@ -49,7 +49,8 @@ def decode(checkpoint: Checkpoint, schedule: str) -> tuple[list[int], str]:
     device = SimDevice(schedule=schedule_named(schedule))
     decoder = Decoder(device, config, checkpoint, CheckpointExperts(checkpoint), settings)
     decoder.start()
-    digest, ids = hashlib.sha256(), list(PROMPT)
+    digest = hashlib.sha256()
+    ids: list[int] = list(PROMPT)
     for position in range(STEPS):
         step = decoder.step(ids[position])
         for shown in (getattr(step, field.name) for field in fields(StepEvidence)):

@@ -13,7 +13,7 @@ from oracle.errors import DeviceFault
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import VerifiedFill
 from tt_impl.device.protocol import DType
-from tt_impl.device.sim import BitFlip, FaultPlan, SimDevice
+from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
 from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.memo import FeedForwardWeights
@@ -28,9 +28,9 @@ MEMO = 3 * 64 * 64 * 4
 """The same in fp32."""
 
 
-def landing_wrong(label: str, **flip: int) -> SimDevice:
+def landing_wrong(label: str, write: int = 1, offset: int = 0) -> SimDevice:
     """A device on which a write into `label` lands with a bit flipped."""
-    return SimDevice(faults=FaultPlan((BitFlip(label, **flip),)))
+    return SimDevice(faults=FaultPlan((Fault(label, OnWrite(write), Flip(offset)),)))
 
 
 class Listener:

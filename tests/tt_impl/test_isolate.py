@@ -46,7 +46,7 @@ def test_it_begins_and_leaves_a_new_sequence_and_gives_all_memory_back(open_deco
 
 def test_the_subject_has_the_ability(open_decoder: Open, tokens: list[int]) -> None:
     decoder = open_decoder()
-    subject = TtSubject(SubjectIdentity("tt", "fp32", "exact", ()), decoder)
+    subject = TtSubject(SubjectIdentity("tt", "fp32", "exact", ()), decoder, "")
     assert isinstance(subject, IsolatesLayers)
     inputs = np.ones((3, decoder._config.hidden_size), np.float32)
     assert subject.layer(0, inputs).tobytes() == open_decoder().layer(0, inputs).tobytes()

@@ -15,8 +15,8 @@ from functools import cached_property
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import TensorSpec, inventory
 from tt_impl.device.protocol import DType, Layout
-from tt_impl.device.sim.dram import ALIGNMENT
-from tt_impl.device.sim.layout import packed_bytes
+from tt_impl.device.sim.geometry import P150
+from tt_impl.device.sim.layout import packed_bytes, page_bytes
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Operand:
     Attributes:
         kind: `fp8`, `grid`, `plain`, `bias` (tensors of the checkpoint), `copy` (dequantized, for compute) or `table`.
         nbytes: of its elements alone.
-        device_bytes: with tile padding, rounded up to DRAM's alignment.
+        device_bytes: of DRAM: in tiles or pages, over all banks, each taking as much as the fullest.
     """
 
     name: str
@@ -41,7 +41,8 @@ class Operand:
 
     @cached_property
     def device_bytes(self) -> int:
-        return -(-packed_bytes(self.shape, self.dtype, self.layout) // ALIGNMENT) * ALIGNMENT
+        packed, page = packed_bytes(self.shape, self.dtype, self.layout), page_bytes(self.shape, self.dtype, self.layout)
+        return P150.banks * P150.bank_share(packed, page)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class StagingPlan:
 
     @property
     def device_bytes(self) -> int:
-        """Of DRAM that all of it takes, padding and alignment included."""
+        """Of DRAM that all of it takes."""
         return sum(operand.device_bytes for operand in self.operands)
 
 
@@ -116,4 +117,4 @@ def _copies(config: Kolibri1Config, activation: DType) -> Iterator[Operand]:
 
 def _tables(config: Kolibri1Config, activation: DType, max_positions: int) -> Iterator[Operand]:
     for name in ("rope.cos", "rope.sin"):
-        yield Operand(name, "table", (max_positions, config.head_dim), activation, Layout.TILE)
+        yield Operand(name, "table", (max_positions, config.head_dim), activation, Layout.ROW_MAJOR)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oracle.errors import UsageError
+from tt_impl.device.pages import DRAM_ALIGNMENT, DRAM_BANKS
 
-ALIGNMENT = 64
+ALIGNMENT = DRAM_ALIGNMENT
 """DRAM read alignment of a Blackhole in bytes (tt-metal's Blackhole bring-up guide); every page starts at a multiple."""
 
 
@@ -15,8 +16,8 @@ class DramGeometry:
     """`banks` of `bank_bytes` each, of which `reserved_bytes` are nobody's to allocate.
 
     A buffer's pages (a tile, or a row of a ROW_MAJOR tensor) go to the banks in turn, and it has the same address in each:
-    it takes as much of every bank as of the fullest. A tensor of one long row so takes its whole length eight times over.
-    That is what ttnn 0.81.1 does (mock P150: a uint8 row of 3,933,120 bytes takes 3,933,120 of each bank; the same bytes as
+    it takes as much of every bank as of the fullest. A tensor of one long row would so take its whole length eight times
+    over, which is why vectors lie in many (`pages`). That is what ttnn 0.81.1 does (mock P150: a uint8 row of 3,933,120 bytes takes 3,933,120 of each bank; the same bytes as
     12,291 rows of 320 take 491,840).
 
     Raises:
@@ -46,7 +47,7 @@ class DramGeometry:
         return -(-pages // self.banks) * (-(-page_bytes // ALIGNMENT) * ALIGNMENT)
 
 
-P150 = DramGeometry(banks=8, bank_bytes=4_277_141_376, reserved_bytes=4_800_000)
+P150 = DramGeometry(banks=DRAM_BANKS, bank_bytes=4_277_141_376, reserved_bytes=4_800_000)
 """One Blackhole P150: 34,178,731,008 bytes for tensors, what a port that ran on one had.
 
 The banks are those of a mock P150 that ttnn 0.81.1 opens without a trace region; one takes its share of every bank, rounded
@@ -54,7 +55,7 @@ up to 8,192 (32 MiB leave 4,272,947,072). The port's figure is these banks less 
 evenly split trace region of that size would take; that it had one is a guess.
 """
 
-SMALL = DramGeometry(banks=8, bank_bytes=128 << 20)
+SMALL = DramGeometry(banks=DRAM_BANKS, bank_bytes=128 << 20)
 """1 GiB: enough for small checkpoints."""
 
 

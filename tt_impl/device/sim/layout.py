@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tt_impl.device.pages import row_major_shape
 from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, Bytes, DType, HostArray, Layout
 from tt_impl.device.sim import block_float
 
@@ -36,10 +37,10 @@ def packed_bytes(shape: tuple[int, ...], dtype: DType, layout: Layout) -> int:
 
 @lru_cache(maxsize=4096)
 def page_bytes(shape: tuple[int, ...], dtype: DType, layout: Layout) -> int:
-    """Bytes of one page, the unit that goes to one DRAM bank: a tile, or in ROW_MAJOR a row."""
+    """Bytes of one page, the unit that goes to one DRAM bank: a tile, or in ROW_MAJOR a row (`pages`)."""
     if layout is Layout.TILE:
         return packed_bytes((TILE_SIDE, TILE_SIDE), dtype, layout)
-    return shape[-1] * dtype.item_bytes
+    return row_major_shape(shape, dtype)[-1] * dtype.item_bytes
 
 
 def pack(array: HostArray, layout: Layout, dtype: DType | None = None) -> Bytes:
