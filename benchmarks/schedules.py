@@ -24,7 +24,7 @@ from oracle.subjects.protocol import StepEvidence
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice, schedule_named
-from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
 from tt_impl.settings import DecoderSettings
 
 SEEDS = 200
@@ -45,7 +45,9 @@ def decode(checkpoint: Checkpoint, schedule: str) -> tuple[list[int], str]:
     With as few slots and memos as a step allows, so that every step evicts, fills and frees.
     """
     config = checkpoint.config
-    settings = DecoderSettings(DType.BFLOAT16, config.num_experts_per_tok, 2, 32)
+    settings = DecoderSettings(
+        DType.BFLOAT16, config.num_experts_per_tok, 2 * ExpertLayout.of(config).memo_bytes(DType.BFLOAT16), 32
+    )
     device = SimDevice(schedule=schedule_named(schedule))
     decoder = Decoder(device, config, checkpoint, CheckpointExperts(checkpoint), settings)
     decoder.start()

@@ -11,7 +11,8 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
 from tt_impl.dequant import dequantize
-from tt_impl.device.protocol import TILE_SIDE, Bytes, DType, HostArray
+from tt_impl.device.dram_bytes import dram_bytes
+from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class ExpertLayout:
         return cls(tuple(segments), start)
 
     def memo_bytes(self, dtype: DType) -> int:
-        """Device bytes of one expert dequantized: its matrices in whole tiles, gate and up stacked to one."""
+        """DRAM that one expert dequantized takes: two matrices in tiles, gate and up stacked to one."""
         (rows, columns), down = (self.segment(name).shape for name in ("up_proj", "down_proj"))
-        return sum(_whole_tiles(*shape) for shape in ((2 * rows, columns), down)) * dtype.item_bytes
+        return sum(dram_bytes(shape, dtype, Layout.TILE) for shape in ((2 * rows, columns), down))
 
     def segment(self, projection: str) -> Segment:
         return next(segment for segment in self.segments if segment.projection == projection)
@@ -77,8 +78,3 @@ class CheckpointExperts:
     def payload(self, layer: int, expert: int) -> Bytes:
         names = [expert_weight(layer, expert, projection) for projection in EXPERT_PROJECTIONS]
         return np.concatenate([self._checkpoint.raw(part) for name in names for part in (name, name + SCALE_SUFFIX)])
-
-
-def _whole_tiles(rows: int, columns: int) -> int:
-    """Elements of a matrix padded to whole tiles."""
-    return -(-rows // TILE_SIDE) * -(-columns // TILE_SIDE) * TILE_SIDE**2

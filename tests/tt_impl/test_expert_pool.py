@@ -24,13 +24,16 @@ from tt_impl.settings import default_settings
 EXPERT = 3 * (64 * 64 + 2 * 2 * 4)
 """Bytes of one of the tiny checkpoint's experts: three fp8 matrices 64 by 64, each with four fp32 scales."""
 
-MEMO = 3 * 64 * 64 * 4
+WRITTEN = 3 * 64 * 64 * 4
 """The same in fp32."""
 
+MEMO = (8 + 8) * 32 * 32 * 4
+"""What it takes of eight DRAM banks: up and gate are 8 tiles, down is 4, and each bank takes as much as the fullest."""
 
-def landing_wrong(label: str, write: int = 1, offset: int = 0) -> SimDevice:
+
+def landing_wrong(label: str, write: int = 1, offset: int = 0, mask: int = 1) -> SimDevice:
     """A device on which a write into `label` lands with a bit flipped."""
-    return SimDevice(faults=FaultPlan((Fault(label, OnWrite(write), Flip(offset)),)))
+    return SimDevice(faults=FaultPlan((Fault(label, OnWrite(write), Flip(offset, mask)),)))
 
 
 class Listener:
@@ -117,7 +120,7 @@ ON_SCHEDULE = {
     "memo_bytes": 2 * MEMO,
     "memo_bytes_peak": 2 * MEMO,
     "epoch_resets": 2,
-    "bytes_written": 6 * EXPERT + 9 * MEMO,
+    "bytes_written": 6 * EXPERT + 9 * WRITTEN,
     "bytes_read": 6 * EXPERT,
 }
 
@@ -137,7 +140,7 @@ ON_SCHEDULE = {
         pytest.param(
             {"memos": 9},
             {"memo_hits": 5, "memo_misses": 6, "memo_evictions": 0, "memo_releases": 3, "memo_bytes": 5 * MEMO}
-            | {"memo_bytes_peak": 5 * MEMO, "bytes_written": 6 * EXPERT + 6 * MEMO},
+            | {"memo_bytes_peak": 5 * MEMO, "bytes_written": 6 * EXPERT + 6 * WRITTEN},
             id="9 memos",
         ),
     ],

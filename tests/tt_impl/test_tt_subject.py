@@ -27,7 +27,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
     assert identity.required_gates == (
         *("golden", "alignment", "chain", "flips", "logits", "residual", "routing"),
-        *("staging", "slots", "ops", "ledger"),
+        *("staging", "slots", "ops", "counters", "determinism", "ledger"),
     )
     assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
 

@@ -14,9 +14,8 @@ from functools import cached_property
 
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import TensorSpec, inventory
+from tt_impl.device.dram_bytes import dram_bytes
 from tt_impl.device.protocol import DType, Layout
-from tt_impl.device.sim.geometry import P150
-from tt_impl.device.sim.layout import packed_bytes, page_bytes
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Operand:
 
     @cached_property
     def device_bytes(self) -> int:
-        packed, page = packed_bytes(self.shape, self.dtype, self.layout), page_bytes(self.shape, self.dtype, self.layout)
-        return P150.banks * P150.bank_share(packed, page)
+        return dram_bytes(self.shape, self.dtype, self.layout)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class AttentionOps(OpBase):
         users = x.shape[0]
         require(name, x.shape == (users, groups, width), f"one [{groups}, {width}] for each user is needed", x, cache)
         _check_pages(name, users, page_table, update_idxs_tensor)
-        self._begin(name, (cache, x, update_idxs_tensor, page_table))
+        self._operate(name, (cache, x, update_idxs_tensor, page_table))
 
         def run() -> None:
             rows = self._load(x).astype(cache.dtype.host, copy=False)
@@ -102,7 +102,7 @@ class AttentionOps(OpBase):
         require(name, 0 <= batch_idx < page_table.shape[0], f"there is no user {batch_idx}", page_table)
         fits = x.shape[1] <= page_table.shape[1] * cache.shape[2]
         require(name, fits, "more positions than the page table has", x, page_table)
-        self._begin(name, (cache, x, page_table))
+        self._operate(name, (cache, x, page_table))
 
         def run() -> None:
             rows = self._bits(x)

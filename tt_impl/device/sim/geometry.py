@@ -17,8 +17,8 @@ class DramGeometry:
 
     A buffer's pages (a tile, or a row of a ROW_MAJOR tensor) go to the banks in turn, and it has the same address in each:
     it takes as much of every bank as of the fullest. A tensor of one long row would so take its whole length eight times
-    over, which is why vectors lie in many (`pages`). That is what ttnn 0.81.1 does (mock P150: a uint8 row of 3,933,120 bytes takes 3,933,120 of each bank; the same bytes as
-    12,291 rows of 320 take 491,840).
+    over, which is why vectors lie in many (`pages`). That is what ttnn 0.81.1 does (mock P150: a uint8 row of 3,933,120 bytes
+    takes 3,933,120 of each bank; the same bytes as 12,291 rows of 320 take 491,840).
 
     Raises:
         UsageError: no bank, or no room in it.

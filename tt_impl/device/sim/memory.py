@@ -10,7 +10,7 @@ from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim.kernels import Float32
 from tt_impl.device.sim.layout import pack_into, unpack
-from tt_impl.device.sim.machine import SimMachine, footprint
+from tt_impl.device.sim.machine import SimMachine
 from tt_impl.device.sim.tensor import SimTensor
 from tt_impl.device.sim.workload import LOOKS_INTO, WITH_FLOPS, dram_bytes, flops
 
@@ -20,15 +20,10 @@ __all__ = ["SimMemory", "SimTensor"]
 class SimMemory(SimMachine):
     """The simulated card, ready for ops.
 
-    An op calls `_output` (or `_operate` when it writes into an operand), then `self._queue.enqueue` with a closure that
+    An op calls `_operate`, allocates its outputs by `_new_tensor`, and then `self._queue.enqueue` with a closure that
     loads, computes and stores: exactly one for each op, which a trace records as it is. Decoded operands are kept on the
     buffer they were decoded from and dropped with any change of its bytes.
     """
-
-    def _output(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...], dtype: DType) -> SimTensor:
-        """Log `op`, check that its operands live, and allocate its TILE output; the op's command is enqueued next."""
-        self._operate(op, operands, shape, footprint(shape, dtype, Layout.TILE)[0])
-        return self._new_tensor(shape, dtype, Layout.TILE, op)
 
     def _operate(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...] = (), written: int = 0) -> None:
         """Log `op` and check that its operands, in the protocol's order, live: all that one without an output needs."""

@@ -12,6 +12,7 @@ from tt_impl.device.protocol import DType, HostArray, Layout, Tensor
 from tt_impl.device.sim import kernels, quirky_kernels
 from tt_impl.device.sim.kernels import Float32
 from tt_impl.device.sim.layout import unpack
+from tt_impl.device.sim.machine import footprint
 from tt_impl.device.sim.memory import SimMemory, SimTensor
 from tt_impl.device.sim.quirks import EXACT, Quirks
 
@@ -44,14 +45,8 @@ class OpBase(SimMemory):
         layout: Layout = Layout.TILE,
     ) -> SimTensor:
         """Log `op`, check that its operands live, and allocate its result."""
-        self._begin(op, operands)
+        self._operate(op, operands, shape, footprint(shape, dtype, layout)[0])
         return self._new_tensor(shape, dtype, layout, op)
-
-    def _begin(self, op: str, operands: Sequence[Tensor]) -> None:
-        """Log `op`, and check that its operands live."""
-        for operand in operands:
-            self._live(operand, op)
-        self._log.note_op(op)
 
     def _enqueue(self, run: Callable[[], None]) -> None:
         self._queue.enqueue(run)
@@ -79,7 +74,7 @@ class OpBase(SimMemory):
     def _check_index(self, op: str, index: HostArray, limit: int, tensor: Tensor) -> None:
         """At execution: an index outside a table reads other memory on a card, and is a fault here."""
         if index.size and int(index.max()) >= limit:
-            raise DeviceFault(f"{op}-index", f"{op}: {tensor.label} holds {index.max()}, which is not below {limit}")
+            raise self._fault(f"{op}-index", f"{op}: {tensor.label} holds {index.max()}, which is not below {limit}")
 
 
 def require(op: str, condition: bool, why: str, *operands: Tensor) -> None:

@@ -104,7 +104,7 @@ def test_ops_that_look_into_an_operand_are_charged_for_what_they_could_touch() -
     pages = device.allocate_tensor_on_device((1, 3), DType.INT32, Layout.ROW_MAJOR, "pages")
     position = device.allocate_tensor_on_device((1, 1), DType.INT32, Layout.ROW_MAJOR, "position")
     name = "paged_scaled_dot_product_attention_decode"
-    device._output(name, (q, *caches, pages, position), q.shape, q.dtype)  # type: ignore[arg-type]
+    device._result(name, (q, *caches, pages, position), q.shape, q.dtype)  # type: ignore[arg-type]
     three_blocks = 3 * 2 * 2 * TILE  # of ten, for 2 heads of two tiles
     assert device.event_counts()["dram_bytes"] - before == 2 * three_blocks + 2 * TILE + 12 + 4 + 2 * TILE
     assert device.event_counts()["flops"] == 2 * 2 * 32 * 64 * 3 * 32

@@ -49,7 +49,8 @@ def test_out_of_memory_in_banks_says_what_each_bank_would_have_to_give() -> None
 @pytest.mark.parametrize(
     ("shape", "dtype", "layout", "share"),
     [
-        ((3933120,), DType.UINT8, Layout.ROW_MAJOR, 3933120),
+        ((3933120,), DType.UINT8, Layout.ROW_MAJOR, 492864),
+        ((1, 3933120), DType.UINT8, Layout.ROW_MAJOR, 3933120),
         ((12291, 320), DType.UINT8, Layout.ROW_MAJOR, 491840),
         ((1, 1), DType.INT32, Layout.ROW_MAJOR, 64),
         ((32, 64), DType.BFLOAT16, Layout.TILE, 2048),
