@@ -8,6 +8,7 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
+from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertSource
@@ -16,6 +17,7 @@ from tt_impl.isolate import run_layer
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
+from tt_impl.operands import OperandWatch
 from tt_impl.residents import read_residents
 from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
@@ -32,6 +34,7 @@ class Decoder:
         device: opened, and used by nobody else; closed by `close`.
         weights, experts: resident tensors and routed experts, as raw bytes.
         observer: told of verified fills and of uses; None when nobody listens.
+        pool_type: of the routed experts.
 
     Raises:
         UsageError: settings that can't work.
@@ -47,9 +50,12 @@ class Decoder:
         experts: ExpertSource,
         settings: DecoderSettings,
         observer: FillObserver | None = None,
+        pool_type: type[ExpertPool] = ExpertPool,
     ) -> None:
         check_settings(settings, config)
-        self._device = device
+        self._operands = OperandWatch(device, observer)
+        self._device = device = self._operands.device
+        self._pool_type = pool_type
         self._config = config
         self._experts = experts
         self._settings = settings
@@ -76,6 +82,10 @@ class Decoder:
     def residents(self) -> Iterator[ResidentImage]:
         """Every resident tensor of the checkpoint, read back from the device as it is now."""
         return read_residents(self._device, self._residents.staged)
+
+    def operands(self) -> Iterator[OperandImage]:
+        """Every computing copy of fp8 weights, read back from the device as it is now."""
+        return self._operands.operands()
 
     def close(self) -> None:
         self._device.close()
@@ -147,7 +157,7 @@ class Decoder:
         self._stats = StepStats()
         self._ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
         self._cache = PagedKvCache(device, config, settings)
-        self._pool = ExpertPool(device, config, self._experts, settings, self._stats, self._observer)
+        self._pool = self._pool_type(device, config, self._experts, settings, self._stats, self._observer)
         self._layers = [
             DecoderLayer(device, config, layer, self._residents, self._pool, self._stats)
             for layer in range(config.num_hidden_layers)

@@ -19,6 +19,8 @@ from tt_impl.streaming import ExpertStream
 class ExpertPool:
     """Slots of all layers, cold at first."""
 
+    memo_type: type[Memo] = Memo
+
     def __init__(
         self,
         device: Device,
@@ -43,7 +45,7 @@ class ExpertPool:
         self._tables = [SlotTable(layer, len(slots), self._evicted) for layer in layers]
         self._shadows = ShadowStore(layout)
         self._stream = ExpertStream(device, source, layout, self._slot_tensors, self._shadows, stats, observer)
-        self._memo = Memo(device, layout, settings.activation, settings.memo_experts, stats)
+        self._memo = self.memo_type(device, layout, settings.activation, settings.memo_experts, stats)
 
     def make_resident(self, layer: int, experts: Sequence[int]) -> None:
         """Bring a step's experts into verified slots: touch, fills, and the layer's one drain.

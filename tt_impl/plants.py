@@ -13,6 +13,8 @@ from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import EXACT, QUIRK_PROFILES, Fault, FaultPlan, Flip, OnDrain, OnWrite, Quirks, SimDevice
 from tt_impl.expert_layout import ExpertSource
+from tt_impl.expert_pool import ExpertPool
+from tt_impl.operand_plants import MisplacesDown
 from tt_impl.staging import WeightSource
 
 
@@ -24,6 +26,7 @@ class Parts:
     weights: WeightSource
     experts: ExpertSource
     open_device: Callable[[], SimDevice] = SimDevice
+    pool_type: type[ExpertPool] = ExpertPool
 
     @property
     def planted_layer(self) -> int:
@@ -124,6 +127,16 @@ def corrupt_norm_late(parts: Parts) -> Parts:
     return _with_fault(parts, Fault(name, OnDrain(parts.planted_layer + 1), Flip()))
 
 
+def misplace_down(parts: Parts) -> Parts:
+    """Down projections are dequantized from where bf16 bytes would begin: slots are exact, verified, and not computed with."""
+    return replace(parts, pool_type=MisplacesDown)
+
+
+def flip_memo_byte(parts: Parts) -> Parts:
+    """The last bit of one element of each of a layer's dequantized down projections flips as it lands on the device."""
+    return _with_fault(parts, Fault(f"layer{parts.planted_layer}.expert*.down", OnWrite(), Flip(offset=4)))
+
+
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
     """The card has a quirk."""
     return lambda parts: replace(parts, open_device=lambda: SimDevice(quirks=quirks))
@@ -135,6 +148,8 @@ PLANTS: Mapping[str, Plant] = {
     "missing-drain": Plant("device-fault:unsettled-read", skip_drain),
     "resident-byte": Plant("gate:staging", flip_fp8_byte),
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
+    "down-offset": Plant("gate:operands", misplace_down),
+    "memo-byte": Plant("gate:operands", flip_memo_byte),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
     **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import (
     FillObserver,
     Float32,
@@ -23,7 +24,22 @@ from tt_impl.plants import PLANTS, Parts
 from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 
-REQUIRED_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "staging", "slots", "ops", "ledger")
+REQUIRED_GATES = (
+    *(
+        "golden",
+        "alignment",
+        "chain",
+        "flips",
+        "logits",
+        "residual",
+        "routing",
+        "staging",
+        "slots",
+        "operands",
+        "ops",
+        "ledger",
+    ),
+)
 
 _ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
 
@@ -57,6 +73,9 @@ class TtSubject:
     def residents(self) -> Iterator[ResidentImage]:
         return self._decoder.residents()
 
+    def operands(self) -> Iterator[OperandImage]:
+        return self._decoder.operands()
+
     def close(self) -> None:
         self._decoder.close()
 
@@ -78,7 +97,7 @@ class TtFactory:
         """
         identity, device, parts = self._opened(request)
         settings = default_settings(parts.config, _ACTIVATIONS[identity.arm])
-        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer)
+        decoder = Decoder(device, parts.config, parts.weights, parts.experts, settings, observer, parts.pool_type)
         return TtSubject(identity, decoder)
 
     def open_ops(self, request: SubjectRequest) -> OpRunner:

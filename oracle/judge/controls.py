@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oracle.judge.alignment import AlignmentGate
-from oracle.judge.gate import Case, Gate, holds_evidence
+from oracle.judge.gate import Case, Gate, PlantsEvidence, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.ops import judge_ops
 from oracle.judge.ops import planned_evidence as planned_ops
@@ -63,6 +63,8 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
         perfect, few = _with_honest_fill(perfect), _with_honest_fill(few)
     if gate.name == "staging":
         perfect, few = (case.with_run(residents=planned_evidence(case, len(case.run.prompts))) for case in (perfect, few))
+    if isinstance(gate, PlantsEvidence):
+        perfect, few = gate.honest(perfect), gate.honest(few)
     if not holds_evidence(gate, perfect.run):
         return (ControlResult("perfect", "pass", "no evidence"), ControlResult("planted", "fire", "not run"))
     planted = gate.plants(few).items()
@@ -95,6 +97,7 @@ def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[Cont
     results = []
     for outcome, expected in outcomes:
         audited = {"gate:slots": outcome.slots, "gate:staging": outcome.residents}
+        audited |= {"gate:operands": outcome.operands}
         fired = [name for name, evidence in audited.items() if evidence is not None and evidence.violations]
         fired += ["gate:ops"] if _ops_fire(outcome) else []
         if outcome.fault is not None:

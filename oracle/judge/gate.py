@@ -196,6 +196,15 @@ class NeedsEvidence(Protocol):
         ...
 
 
+@runtime_checkable
+class PlantsEvidence(Protocol):
+    """A gate of evidence that the perfect subject has not: its controls are made of what an honest device would show."""
+
+    def honest(self, case: Case) -> Case:
+        """The perfect subject's case with that evidence."""
+        ...
+
+
 def holds_evidence(gate: Gate, run: Run) -> bool:
     """Whether a run holds what the gate compares; what every run holds needs no saying."""
     return not isinstance(gate, NeedsEvidence) or gate.holds(run)

@@ -11,6 +11,7 @@ from oracle.judge.flips import FlipsGate
 from oracle.judge.gate import Gate, gate_id
 from oracle.judge.golden_gate import GoldenGate
 from oracle.judge.logits import LogitsGate
+from oracle.judge.operands import OperandsGate
 from oracle.judge.ops import OpsGate
 from oracle.judge.residual import ResidualGate
 from oracle.judge.routing import RoutingGate
@@ -27,6 +28,7 @@ GATES: tuple[Gate, ...] = (
     RoutingGate(),
     StagingGate(),
     SlotsGate(),
+    OperandsGate(),
     OpsGate(),
 )
 LEDGER = "ledger"

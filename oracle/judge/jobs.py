@@ -17,7 +17,10 @@ from typing import Any, cast
 from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.dequantize import DequantizedWeights
 from oracle.judge.gates import GATE_NAMES
+from oracle.judge.observers import Observers
+from oracle.judge.operand_audit import OperandAuditor
 from oracle.judge.ops_audit import audit_ops
 from oracle.judge.ops_cases import MINI, plans
 from oracle.judge.resident_audit import audit_residents
@@ -25,6 +28,7 @@ from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.harness import drive
+from oracle.subjects.operands import OperandEvidence, ShowsOperands
 from oracle.subjects.ops import OpensOps, OpsEvidence
 from oracle.subjects.protocol import (
     ShowsResidents,
@@ -73,6 +77,7 @@ class PromptOutcome:
     stats: dict[str, int]
     residents: ResidentEvidence | None = None
     ops: OpsEvidence | None = None
+    operands: OperandEvidence | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -84,13 +89,14 @@ def run_job(job: PromptJob) -> PromptOutcome:
     golden = _golden(job.golden)
     prompt = next(p for p in golden.prompts if p.name == job.prompt)
     auditor = SlotAuditor(_checkpoint(job.request.checkpoint))
+    operands = OperandAuditor(_dequantized(job.request.checkpoint))
     factory = subject_factory(job.subject)
     session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
         if job.ops:
             session.work_ops(factory)
         else:
-            session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
+            session.work(factory, prompt, golden.probes_of(prompt.name), Observers(auditor, operands))
     except DeviceFault as caught:
         session.fault = caught
     except KolibriError:
@@ -101,7 +107,17 @@ def run_job(job: PromptJob) -> PromptOutcome:
     streams = slots != SlotEvidence() or "fills" in session.stats
     run = session.run if session.fault is None else None
     held = slots if streams else None
-    return PromptOutcome(job, session.identity, run, session.fault, held, session.stats, session.residents, session.ops)
+    return PromptOutcome(
+        job,
+        session.identity,
+        run,
+        session.fault,
+        held,
+        session.stats,
+        session.residents,
+        session.ops,
+        operands=operands.evidence(),
+    )
 
 
 class _SubjectSession:
@@ -115,8 +131,8 @@ class _SubjectSession:
         self.residents: ResidentEvidence | None = None
         self.ops: OpsEvidence | None = None
 
-    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
-        subject = factory.open(self.job.request, auditor)
+    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, observers: Observers) -> None:
+        subject = factory.open(self.job.request, observers)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
         paced = cast(Subject, _Paced(subject))
@@ -134,6 +150,8 @@ class _SubjectSession:
         if self.fault is None and isinstance(subject, ShowsResidents):
             # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.
             self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
+        if self.fault is None and isinstance(subject, ShowsOperands):
+            observers.operands.read_back(subject.operands())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
 
@@ -248,3 +266,8 @@ def _golden(folder: Path) -> Golden:
 @lru_cache(maxsize=2)
 def _checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint.open(folder)
+
+
+@lru_cache(maxsize=2)
+def _dequantized(folder: Path) -> DequantizedWeights:
+    return DequantizedWeights(_checkpoint(folder))

@@ -59,6 +59,7 @@ class UnfinishedSession:
             dict(run.stats),
             run.residents,
             run.ops,
+            operands=run.operands,
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -71,6 +72,7 @@ class UnfinishedSession:
             faults={} if outcome.fault is None else {prompt: str(outcome.fault)},
             slots=outcome.slots,
             residents=outcome.residents,
+            operands=outcome.operands,
             ops=outcome.ops,
             stats=outcome.stats,
             environment={"job": name},

@@ -37,7 +37,9 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-_CAUGHT_BY = re.compile(r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|ops)")
+_CAUGHT_BY = re.compile(
+    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|operands|ops)"
+)
 
 
 def check_request(name: str, factory: SubjectFactory, request: SubjectRequest) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
+from oracle.subjects.operands import OperandEvidence
 from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
 
@@ -159,6 +160,7 @@ class Run:
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         residents: the same of resident operands; None for a subject that does not show them.
+        operands: the same of computing copies of fp8 weights; None for a subject that does not show them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
@@ -172,6 +174,7 @@ class Run:
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
     residents: ResidentEvidence | None = None
+    operands: OperandEvidence | None = None
     ops: OpsEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -189,6 +192,7 @@ class RunDocument(Sealed):
     faults: Mapping[str, str]
     slots: SlotEvidence | None
     residents: ResidentEvidence | None
+    operands: OperandEvidence | None
     ops: OpsEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
@@ -239,6 +243,7 @@ def _write(run: Run, folder: Path) -> None:
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
             "residents": None if run.residents is None else asdict(run.residents),
+            "operands": None if run.operands is None else asdict(run.operands),
             "ops": None if run.ops is None else asdict(run.ops),
             "stats": run.stats,
             "environment": run.environment,
@@ -280,6 +285,7 @@ def load_run(folder: Path) -> Run:
         faults=document.faults,
         slots=document.slots,
         residents=document.residents,
+        operands=document.operands,
         ops=document.ops,
         stats=document.stats,
         environment=document.environment,

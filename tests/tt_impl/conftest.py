@@ -15,6 +15,7 @@ from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.expert_pool import ExpertPool
 from tt_impl.settings import default_settings
 
 TOKENS = [5, 17, 80, 3, 3, 41, 66, 90, 12, 7, 7, 59, 33, 28, 71, 2, 94, 50, 19, 88, 61, 45, 9, 30]
@@ -38,8 +39,9 @@ def open_decoder(tiny: Checkpoint) -> Callable[..., Decoder]:
         device = changes.pop("device", None) or SimDevice()
         weights, experts = changes.pop("weights", tiny), changes.pop("experts", CheckpointExperts(tiny))
         observer, config = changes.pop("observer", None), changes.pop("config", tiny.config)
+        pool_type = changes.pop("pool_type", ExpertPool)
         settings = replace(default_settings(config, activation), **changes)
-        return Decoder(device, config, weights, experts, settings, observer)
+        return Decoder(device, config, weights, experts, settings, observer, pool_type)
 
     return build
 

@@ -31,7 +31,7 @@ from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import load_golden
-from oracle.judge.gate import Case, Gate
+from oracle.judge.gate import Case, Gate, PlantsEvidence
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
 from oracle.judge.slots import expected_uses
@@ -74,7 +74,10 @@ def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None 
     uses = expected_uses(case)
     slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    return case.with_run(slots=slots, stats=stats, residents=planned_evidence(case, len(golden.prompts)))
+    case = case.with_run(slots=slots, stats=stats, residents=planned_evidence(case, len(golden.prompts)))
+    for gate in GATES:
+        case = gate.honest(case) if isinstance(gate, PlantsEvidence) else case
+    return case
 
 
 def judged(whole: Case, gate: str, numeric_class: Any) -> verdict.Report:
