@@ -8,8 +8,10 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
+from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
+from tt_impl.census import declared_ops, named_ops
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
@@ -82,6 +84,18 @@ class Decoder:
     def residents(self) -> Iterator[ResidentImage]:
         """Every resident tensor of the checkpoint, read back from the device as it is now."""
         return read_residents(self._device, self._residents.staged)
+
+    def declared_ops(self) -> DeclaredOps:
+        """How many ops of each name a step has."""
+        return declared_ops(self._config, self._settings)
+
+    def record_ops(self, on: bool) -> None:
+        """Have the device keep each op of the next steps, or no more."""
+        self._device.record_ops(on)
+
+    def recorded_ops(self) -> list[OpUse]:
+        """Take the ops that the device kept."""
+        return named_ops(self._device.recorded_ops())
 
     def operands(self) -> Iterator[OperandImage]:
         """Every computing copy of fp8 weights, read back from the device as it is now."""

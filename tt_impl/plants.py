@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.census_plants import DoublesAnAdd, RepeatsAnExpert, SwapsNormsInUse, TurnsFullLayer
 from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import EXACT, QUIRK_PROFILES, Fault, FaultPlan, Flip, OnDrain, OnWrite, Quirks, SimDevice
 from tt_impl.expert_layout import ExpertSource
@@ -137,6 +139,26 @@ def flip_memo_byte(parts: Parts) -> Parts:
     return _with_fault(parts, Fault(f"layer{parts.planted_layer}.expert*.down", OnWrite(), Flip(offset=4)))
 
 
+def repeat_expert(parts: Parts) -> Parts:
+    """A layer computes its first expert of a step twice, and its second never."""
+    return replace(parts, pool_type=RepeatsAnExpert)
+
+
+def swap_norms_in_use(parts: Parts) -> Parts:
+    """Two layers' norms are staged as they should, and each layer's op is given the other's."""
+    return replace(parts, open_device=partial(SwapsNormsInUse, parts.config))
+
+
+def double_an_add(parts: Parts) -> Parts:
+    """What attention gives is added to a layer's residual stream twice."""
+    return replace(parts, open_device=partial(DoublesAnAdd, parts.config))
+
+
+def turn_full_layer(parts: Parts) -> Parts:
+    """A full layer's queries and keys are turned as a sliding one's."""
+    return replace(parts, open_device=partial(TurnsFullLayer, parts.config))
+
+
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
     """The card has a quirk."""
     return lambda parts: replace(parts, open_device=lambda: SimDevice(quirks=quirks))
@@ -150,6 +172,10 @@ PLANTS: Mapping[str, Plant] = {
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
     "down-offset": Plant("gate:operands", misplace_down),
     "memo-byte": Plant("gate:operands", flip_memo_byte),
+    "norms-crossed": Plant("gate:census", swap_norms_in_use),
+    "expert-repeated": Plant("gate:census", repeat_expert),
+    "add-doubled": Plant("gate:census", double_an_add),
+    "full-layer-turned": Plant("gate:census", turn_full_layer),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
     **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import (
     FillObserver,
@@ -25,20 +26,8 @@ from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 
 REQUIRED_GATES = (
-    *(
-        "golden",
-        "alignment",
-        "chain",
-        "flips",
-        "logits",
-        "residual",
-        "routing",
-        "staging",
-        "slots",
-        "operands",
-        "ops",
-        "ledger",
-    ),
+    *("golden", "alignment", "chain", "flips", "logits", "residual", "routing"),
+    *("staging", "slots", "operands", "ops", "census", "ledger"),
 )
 
 _ACTIVATIONS = {"bf16": DType.BFLOAT16, "exact": DType.FLOAT32}
@@ -72,6 +61,15 @@ class TtSubject:
 
     def residents(self) -> Iterator[ResidentImage]:
         return self._decoder.residents()
+
+    def declared_ops(self) -> DeclaredOps:
+        return self._decoder.declared_ops()
+
+    def record_ops(self, on: bool) -> None:
+        self._decoder.record_ops(on)
+
+    def recorded_ops(self) -> list[OpUse]:
+        return self._decoder.recorded_ops()
 
     def operands(self) -> Iterator[OperandImage]:
         return self._decoder.operands()

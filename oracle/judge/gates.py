@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from oracle.errors import UsageError
 from oracle.judge.alignment import AlignmentGate
+from oracle.judge.census import CensusGate
 from oracle.judge.chain import ChainGate
 from oracle.judge.flips import FlipsGate
 from oracle.judge.gate import Gate, gate_id
@@ -30,6 +31,7 @@ GATES: tuple[Gate, ...] = (
     SlotsGate(),
     OperandsGate(),
     OpsGate(),
+    CensusGate(),
 )
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")

@@ -17,6 +17,8 @@ from typing import Any, cast
 from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.census_audit import CensusAuditor
+from oracle.judge.census_watch import recorded
 from oracle.judge.dequantize import DequantizedWeights
 from oracle.judge.gates import GATE_NAMES
 from oracle.judge.observers import Observers
@@ -27,6 +29,7 @@ from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.census import CensusEvidence, RecordsOps
 from oracle.subjects.harness import drive
 from oracle.subjects.operands import OperandEvidence, ShowsOperands
 from oracle.subjects.ops import OpensOps, OpsEvidence
@@ -78,6 +81,7 @@ class PromptOutcome:
     residents: ResidentEvidence | None = None
     ops: OpsEvidence | None = None
     operands: OperandEvidence | None = None
+    census: CensusEvidence | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -117,6 +121,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
         session.residents,
         session.ops,
         operands=operands.evidence(),
+        census=session.census,
     )
 
 
@@ -130,12 +135,14 @@ class _SubjectSession:
         self.stats: dict[str, int] = {}
         self.residents: ResidentEvidence | None = None
         self.ops: OpsEvidence | None = None
+        self.census: CensusEvidence | None = None
 
     def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, observers: Observers) -> None:
         subject = factory.open(self.job.request, observers)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
-        paced = cast(Subject, _Paced(subject))
+        census = CensusAuditor(_checkpoint(self.job.request.checkpoint).config, prompt.name)
+        paced = cast(Subject, _Paced(recorded(subject, census)))
         try:
             if self.job.request.plant is None:
                 self.run = drive(paced, prompt, probes.positions)
@@ -146,6 +153,8 @@ class _SubjectSession:
                     paced.step(token)
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came
+        if isinstance(subject, RecordsOps):
+            self.census = census.evidence() if self.fault is None else CensusEvidence(violations=census.evidence().violations)
         self.stats = _checked_stats(subject.stats())
         if self.fault is None and isinstance(subject, ShowsResidents):
             # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.

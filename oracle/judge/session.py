@@ -29,7 +29,7 @@ from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
 PERFECT = "perfect"
-_AUDITED = ("gate:slots", "gate:staging", "gate:operands")
+_AUDITED = ("gate:slots", "gate:staging", "gate:operands", "gate:census")
 """Answers of planted faults that an auditor of a prompt's first steps gives."""
 Progress = Callable[[int, int], None]
 """Called as (jobs done, of)."""
@@ -271,6 +271,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     operands = [outcome.operands for outcome in ordered if outcome.operands is not None]
+    census = [outcome.census for outcome in ordered if outcome.census is not None]
     return Run(
         # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
         identity=next((o.identity for o in ordered if o.run is not None), outcomes[0].identity),
@@ -280,6 +281,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         slots=reduce(add, slots) if slots else None,
         residents=reduce(add, residents) if residents else None,
         operands=reduce(add, operands) if operands else None,
+        census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         stats=_summed(o.stats for o in ordered),
         environment=environment_record(),

@@ -60,6 +60,7 @@ class UnfinishedSession:
             run.residents,
             run.ops,
             operands=run.operands,
+            census=run.census,
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -73,6 +74,7 @@ class UnfinishedSession:
             slots=outcome.slots,
             residents=outcome.residents,
             operands=outcome.operands,
+            census=outcome.census,
             ops=outcome.ops,
             stats=outcome.stats,
             environment={"job": name},

@@ -38,7 +38,7 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 _CAUGHT_BY = re.compile(
-    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|operands|ops)"
+    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|operands|ops|census)"
 )
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
+from oracle.subjects.census import CensusEvidence
 from oracle.subjects.operands import OperandEvidence
 from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
@@ -161,6 +162,7 @@ class Run:
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         residents: the same of resident operands; None for a subject that does not show them.
         operands: the same of computing copies of fp8 weights; None for a subject that does not show them.
+        census: the same of the ops of each step; None for a subject that does not record them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         stats: the subject's counters, summed over prompts.
         environment: what it ran on.
@@ -175,6 +177,7 @@ class Run:
     slots: SlotEvidence | None = None
     residents: ResidentEvidence | None = None
     operands: OperandEvidence | None = None
+    census: CensusEvidence | None = None
     ops: OpsEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -193,6 +196,7 @@ class RunDocument(Sealed):
     slots: SlotEvidence | None
     residents: ResidentEvidence | None
     operands: OperandEvidence | None
+    census: CensusEvidence | None
     ops: OpsEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
@@ -244,6 +248,7 @@ def _write(run: Run, folder: Path) -> None:
             "slots": None if run.slots is None else asdict(run.slots),
             "residents": None if run.residents is None else asdict(run.residents),
             "operands": None if run.operands is None else asdict(run.operands),
+            "census": None if run.census is None else asdict(run.census),
             "ops": None if run.ops is None else asdict(run.ops),
             "stats": run.stats,
             "environment": run.environment,
@@ -286,6 +291,7 @@ def load_run(folder: Path) -> Run:
         slots=document.slots,
         residents=document.residents,
         operands=document.operands,
+        census=document.census,
         ops=document.ops,
         stats=document.stats,
         environment=document.environment,

@@ -215,16 +215,17 @@ def test_a_harness_under_which_even_the_perfect_subject_fails_ends_red(few: Case
 def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, few: Case) -> None:
     absent = "the subject does not declare it, and its evidence is not in the run"
     reasons = {entry.gate: entry.reason for entry in judged(few).ledger}
-    assert reasons == {name: absent if name in ("staging", "slots", "operands") else "" for name in GATE_NAMES}
+    assert reasons == {name: absent if name in ("staging", "slots", "operands", "census") else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
-    report = judged(with_run(late, residents=None, operands=None), perfect=few.run)
+    report = judged(with_run(late, residents=None, operands=None, census=None), perfect=few.run)
     reasons = {entry.gate: entry.reason for entry in report.ledger if entry.reason}
     unaligned = "not compared: the run is not aligned with the golden"
     assert reasons == {
         **dict.fromkeys(("chain", "flips", "logits", "residual", "routing"), unaligned),
         "staging": "the run holds no read-back of resident operands",
         "operands": "the run holds no computing copies of fp8 weights",
+        "census": "the run holds no record of ops",
     }
 
 

@@ -88,6 +88,12 @@ class SimMemory:
     def event_counts(self) -> Mapping[str, int]:
         return self._log.counts()
 
+    def record_ops(self, on: bool) -> None:
+        self._log.record_ops(on)
+
+    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
+        return self._log.recorded_ops()
+
     def modelled_time(self) -> ModelledTime:
         """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""
         return self._cost.time(self.event_counts())
@@ -244,7 +250,7 @@ class SimMemory:
         for operand in taken:
             if operand.dtype is DType.FP8_E4M3:
                 raise DeviceFault("bad-operand", f"{op} of {operand.label}: no op takes fp8_e4m3")
-        self._log.note_op(op, dram_bytes_of(op, taken, written), flops_of(op, taken, shape))
+        self._log.note_op(op, dram_bytes_of(op, taken, written), flops_of(op, taken, shape), taken)
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""

@@ -51,7 +51,7 @@ class OpBase(SimMemory):
         """Log `op`, and check that its operands live."""
         for operand in operands:
             self._live(operand, op)
-        self._log.note_op(op)
+        self._log.note_op(op, operands=operands)
 
     def _enqueue(self, run: Callable[[], None]) -> None:
         self._queue.enqueue(run)
