@@ -22,6 +22,7 @@ from oracle.subjects.census import CensusEvidence, OpTally, Where
 from oracle.subjects.run import Run
 
 _TITLES: Mapping[Where, str] = {"step": "outside the layers", "layer": "in a full layer", "sliding": "in a sliding layer"}
+_WHERES: tuple[Where, Where, Where] = ("layer", "sliding", "step")
 
 
 class CensusGate:
@@ -49,7 +50,7 @@ class CensusGate:
             spare = steps * case.checkpoint.config.num_hidden_layers if what != "steps" else 0
             if not expected <= counted <= expected + spare:
                 findings.append(Finding(f"{what} recorded are not those of the run", worst=str(counted), allowed=str(expected)))
-        findings += _declared_findings(case, seen)
+        findings += _declared_findings(seen)
         findings += _tally_findings(case, seen, steps)
         measured = {"steps": seen.steps, "weights": seen.weights, "distinct counts": len(seen.tallies)}
         return Judgement(seen.weights, tuple(findings), measured)
@@ -62,7 +63,7 @@ class CensusGate:
         """A violation; counts of steps, weights, layers and ops off by one; declarations that the model does not allow."""
         honest = case.run.census or planned_evidence(case)
         by_where = {tally.where: tally for tally in honest.tallies}
-        changed = {
+        changed: dict[str, CensusEvidence] = {
             "a violation": replace(honest, violations=("planted",)),
             "a step not recorded": replace(honest, steps=honest.steps - 1),
             "a step too many": replace(honest, steps=honest.steps + 1),
@@ -85,7 +86,7 @@ class CensusGate:
                 f"one not counted {title}": replace(honest, tallies=(*others, replace(tally, times=tally.times - 1))),
                 f"one counted twice {title}": replace(honest, tallies=(*others, replace(tally, times=tally.times + 1))),
             }
-        for name, (where, op, count) in {
+        declared: dict[str, tuple[Where, str, int]] = {
             "an add short": ("layer", "add", -1),
             "RoPE on full layers": ("layer", "rotary_embedding_hf", ROTATED),
             "RoPE of keys alone": ("sliding", "rotary_embedding_hf", -1),
@@ -93,7 +94,8 @@ class CensusGate:
             "a norm short": ("layer", "rms_norm", -1),
             "a norm more": ("step", "rms_norm", 1),
             "a value not cached": ("layer", "paged_update_cache", -1),
-        }.items():
+        }
+        for name, (where, op, count) in declared.items():
             changed[f"{name}, as declared"] = _declared_otherwise(honest, where, op, count)
         return {name: case.with_run(census=evidence) for name, evidence in changed.items()}
 
@@ -119,7 +121,7 @@ def planned_evidence(case: Case) -> CensusEvidence:
     declared: dict[Where, dict[str, int]] = {"step": {"rms_norm": 1, "linear": 1}, "layer": layer, "sliding": sliding}
     windows = sum(config.is_sliding(each) for each in range(config.num_hidden_layers))
     times: dict[Where, int] = {"step": steps, "layer": steps * (config.num_hidden_layers - windows), "sliding": steps * windows}
-    rows = tuple(sorted((where, op, n) for where, ops in declared.items() for op, n in ops.items()))
+    rows = _rows({(where, op): n for where, ops in declared.items() for op, n in ops.items()})
     evidence = CensusEvidence(steps, steps * _weights_of_a_step(case), rows)
     tallies = tuple(OpTally(where, _expected(evidence, where), n, "planned") for where, n in times.items() if n)
     return replace(evidence, tallies=tallies)
@@ -141,28 +143,21 @@ def _expected(seen: CensusEvidence, where: Where) -> tuple[tuple[str, int], ...]
     return tuple(sorted(counts.items()))
 
 
-def _declared_findings(case: Case, seen: CensusEvidence) -> list[Finding]:
+def _declared_findings(seen: CensusEvidence) -> list[Finding]:
     """What of the declaration cannot be, by the model."""
-    if not seen.declared:
-        return [Finding("no counts of ops were declared")]
     found = []
-    if len({(where, op) for where, op, _ in seen.declared}) != len(seen.declared):
-        found.append(Finding("counts of ops were declared twice"))
-    full, sliding, step = (dict(_expected(seen, where)) for where in ("layer", "sliding", "step"))
-    rules = [
-        (where, op, ops.get(op, 0), n)
-        for where, ops in (("layer", full), ("sliding", sliding))
-        for op, n in FIXED_BY_THE_MODEL.items()
+    full, sliding, step = (dict(_expected(seen, where)) for where in _WHERES)
+    rules: list[tuple[Where, dict[str, int], Mapping[str, int]]] = [
+        ("layer", full, {**FIXED_BY_THE_MODEL, "rotary_embedding_hf": 0}),
+        ("sliding", sliding, {**FIXED_BY_THE_MODEL, "rotary_embedding_hf": ROTATED}),
+        ("step", step, {"rms_norm": 1}),
     ]
-    rules += [("layer", "rotary_embedding_hf", full.get("rotary_embedding_hf", 0), 0)]
-    rules += [("sliding", "rotary_embedding_hf", sliding.get("rotary_embedding_hf", 0), ROTATED)]
-    rules += [("step", "rms_norm", step.get("rms_norm", 0), 1)]
-    for where, op, declared, fixed in rules:
-        if declared != fixed:
-            found.append(
-                Finding(f"{op} declared {_TITLES[where]} is not what the model has", worst=str(declared), allowed=str(fixed))
-            )
-    for where, ops in (("layer", full), ("sliding", sliding)):
+    for where, ops, fixed in rules:
+        for op, n in fixed.items():
+            if ops.get(op, 0) != n:
+                headline = f"{op} declared {_TITLES[where]} is not what the model has"
+                found.append(Finding(headline, worst=str(ops.get(op, 0)), allowed=str(n)))
+    for where, ops, _ in rules[:2]:
         if ops.get("add", 0) < LEAST_ADDS:
             headline = f"fewer additions declared {_TITLES[where]} than the residual stream has"
             found.append(Finding(headline, worst=str(ops.get("add", 0)), allowed=str(LEAST_ADDS)))
@@ -196,6 +191,12 @@ def _declared_otherwise(honest: CensusEvidence, where: Where, op: str, more: int
     """The evidence of a subject that has another number of an op everywhere there, and says so."""
     counts = {(part, name): n for part, name, n in honest.declared}
     counts[where, op] = counts.get((where, op), 0) + more
-    declared = tuple(sorted((part, name, n) for (part, name), n in counts.items() if n))
+    declared = _rows(counts)
     changed = replace(honest, declared=declared)
     return replace(changed, tallies=tuple(replace(t, ops=_expected(changed, t.where)) for t in honest.tallies))
+
+
+def _rows(counts: Mapping[tuple[Where, str], int]) -> tuple[tuple[Where, str, int], ...]:
+    """`CensusEvidence.declared` of counts by place and op."""
+    rows: list[tuple[Where, str, int]] = [(where, op, n) for (where, op), n in counts.items() if n]
+    return tuple(sorted(rows))

@@ -106,9 +106,8 @@ def planned_evidence(case: Case, readbacks: int) -> OperandEvidence:
 
 
 def _sizes(case: Case) -> dict[str, int]:
-    """Elements of one fp8 weight of each kind."""
-    specs = inventory(case.checkpoint.config)
-    return {tensor_kind(s.name): int(np.prod(s.shape)) for s in specs if s.dtype == "F8_E4M3"}
+    """Elements of one tensor of each kind."""
+    return {tensor_kind(spec.name): int(np.prod(spec.shape)) for spec in inventory(case.checkpoint.config)}
 
 
 def _count_findings(case: Case, when: str, table: tuple[tuple[str, int, int], ...], readbacks: int) -> list[Finding]:

@@ -23,6 +23,7 @@ _NO_WEIGHT = (
     "sets that differ at every position of a layer are too many on fewer than 20 layers, so no control on few layers can meet "
     "it alone; `test_routing_gate.py` asks for it"
 )
+_SHOWN = "the perfect subject shows its experts, so no control lacks them; `test_operands_gate.py` asks for them"
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -93,6 +94,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "staging": {
         "judge: compared <= 0 -> False": "a judgement that compared nothing is incomplete without any finding",
         "judge: seen is None -> False": _RAISES,
+    },
+    "operands": {
+        "judge: seen is None -> False": _RAISES,
+        "_expert_findings: not shows(case.run, 'expert_ids') -> False": _SHOWN,
+    },
+    "census": {
+        "judge: seen is None -> False": _RAISES,
+        "judge: what != 'steps' -> False": _STRICTER,
     },
     "slots": {
         "judge: seen is None -> False": _RAISES,
