@@ -62,7 +62,7 @@ class CensusGate:
     def plants(self, case: Case) -> dict[str, Case]:
         """A violation; counts of steps, weights, layers and ops off by one; declarations that the model does not allow."""
         honest = case.run.census or planned_evidence(case)
-        by_where = {tally.where: tally for tally in honest.tallies}
+        by_where: dict[Where, OpTally] = {tally.where: tally for tally in honest.tallies}
         changed: dict[str, CensusEvidence] = {
             "a violation": replace(honest, violations=("planted",)),
             "a step not recorded": replace(honest, steps=honest.steps - 1),
@@ -189,7 +189,7 @@ def _with(tally: OpTally, op: str, more: int) -> OpTally:
 
 def _declared_otherwise(honest: CensusEvidence, where: Where, op: str, more: int) -> CensusEvidence:
     """The evidence of a subject that has another number of an op everywhere there, and says so."""
-    counts = {(part, name): n for part, name, n in honest.declared}
+    counts: dict[tuple[Where, str], int] = {(part, name): n for part, name, n in honest.declared}
     counts[where, op] = counts.get((where, op), 0) + more
     declared = _rows(counts)
     changed = replace(honest, declared=declared)

@@ -47,6 +47,9 @@ from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 PLANT_STEPS = 24
 """Steps a planted fault may take to be caught: all slots of the mini are filled well before."""
 
+FEW_PLANT_STEPS = 2
+"""The same of faults that are there from the first step on."""
+
 STEP_TIMEOUT = 600.0
 """Seconds that opening a subject, closing it or any of its steps may take before it counts as hanging. A step of the port
 took 3.4 s on silicon; this leaves room for staging the release's experts, and for the reference on few cores."""
@@ -58,6 +61,7 @@ class PromptJob:
 
     Attributes:
         ops: run its device's ops, each alone, in place of the prompt; where a fault is planted, at the mini's widths only.
+        plant_steps: how many steps, where a fault is planted.
     """
 
     subject: str
@@ -66,6 +70,7 @@ class PromptJob:
     prompt: str
     step_timeout: float = STEP_TIMEOUT
     ops: bool = False
+    plant_steps: int = PLANT_STEPS
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ class _SubjectSession:
             else:
                 paced.reset()
                 paced.start()
-                for token in prompt.fed[:PLANT_STEPS]:
+                for token in prompt.fed[: self.job.plant_steps]:
                     paced.step(token)
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came

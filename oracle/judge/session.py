@@ -16,7 +16,7 @@ from oracle.judge.budget import Budget, run_within
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
-from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.jobs import FEW_PLANT_STEPS, PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.priority import most_telling_first
 from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
@@ -245,8 +245,17 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     own = [*ops, *(job for job in own if job.prompt in asked)]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
     first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
+    soon = {"gate:operands": FEW_PLANT_STEPS, "gate:census": FEW_PLANT_STEPS}
     planted = [
-        (replace(first, request=replace(request, plant=plant), ops=expected == "gate:ops"), expected)
+        (
+            replace(
+                first,
+                request=replace(request, plant=plant),
+                ops=expected == "gate:ops",
+                plant_steps=soon.get(expected, PLANT_STEPS),
+            ),
+            expected,
+        )
         for plant, expected in sorted(factory.plants.items())
         if expected == "gate:ops" or (asked and (expected in _AUDITED or expected.startswith("device-fault:")))
     ]
