@@ -328,6 +328,8 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"faults", faults},
         {"slots", Json()},
         {"residents", Json()},
+        {"operands", Json()},
+        {"census", Json()},
         {"ops", Json()},
         {"stats", std::map<string, Json>{{"steps", int64_t(golden.arrays.at("top_ids").shape[0] * 2)}}},
         {"environment", std::map<string, Json>{{"compiler", __VERSION__}}},

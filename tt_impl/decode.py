@@ -8,7 +8,10 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
+from oracle.subjects.census import DeclaredOps, OpUse
+from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
+from tt_impl.census import declared_ops, named_ops
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
@@ -17,6 +20,7 @@ from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
 from tt_impl.metering import Meter
+from tt_impl.operands import OperandWatch
 from tt_impl.residents import read_residents
 from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
@@ -52,7 +56,8 @@ class Decoder:
         pool_type: type[ExpertPool] = ExpertPool,
     ) -> None:
         check_settings(settings, config)
-        self._meter = Meter(device)
+        self._operands = OperandWatch(device, observer)
+        self._meter = Meter(self._operands.device)
         self._device = device = self._meter.device
         self._pool_type = pool_type
         self._config = config
@@ -81,6 +86,22 @@ class Decoder:
     def residents(self) -> Iterator[ResidentImage]:
         """Every resident tensor of the checkpoint, read back from the device as it is now."""
         return read_residents(self._device, self._residents.staged)
+
+    def declared_ops(self) -> DeclaredOps:
+        """How many ops of each name a step has."""
+        return declared_ops(self._config, self._settings)
+
+    def record_ops(self, on: bool) -> None:
+        """Have the device keep each op of the next steps, or no more."""
+        self._device.record_ops(on)
+
+    def recorded_ops(self) -> list[OpUse]:
+        """Take the ops that the device kept."""
+        return named_ops(self._device.recorded_ops())
+
+    def operands(self) -> Iterator[OperandImage]:
+        """Every computing copy of fp8 weights, read back from the device as it is now."""
+        return self._operands.operands()
 
     def close(self) -> None:
         self._device.close()

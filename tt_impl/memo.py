@@ -18,6 +18,7 @@ import numpy as np
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout
+from tt_impl.operands import expert_label
 from tt_impl.stats import StepStats
 
 
@@ -75,7 +76,7 @@ class Memo:
         source = image()
         parts = {segment.projection: segment.dequantize(source, self._dtype) for segment in self._layout.segments}
         gate, up, down = (parts[name] for name in EXPERT_PROJECTIONS)
-        weights = upload_feed_forward(self._device, f"layer{key.layer}.expert{key.expert}", self._dtype, gate, up, down)
+        weights = upload_feed_forward(self._device, expert_label(*key), self._dtype, gate, up, down)
         self._entries[place] = _Entry(key, weights)
         self._stats.memo_bytes += self._nbytes
         self._stats.memo_bytes_peak = max(self._stats.memo_bytes_peak, self._stats.memo_bytes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.census_plants import DoublesAnAdd, RepeatsAnExpert, SwapsNormsInUse, TurnsFullLayer
 from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import (
     EXACT,
@@ -26,6 +27,7 @@ from tt_impl.device.sim import (
 )
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
+from tt_impl.operand_plants import MisplacesDown
 from tt_impl.pool_plants import CountsSwapsLate, RecordsLate, ServesStaleMemos
 from tt_impl.staging import WeightSource
 
@@ -139,6 +141,36 @@ def corrupt_norm_late(parts: Parts) -> Parts:
     return _with_fault(parts, Fault(name, OnDrain(parts.planted_layer + 1), Flip()))
 
 
+def misplace_down(parts: Parts) -> Parts:
+    """Down projections are dequantized from where bf16 bytes would begin: slots are exact, verified, and not computed with."""
+    return replace(parts, pool_type=MisplacesDown)
+
+
+def flip_memo_byte(parts: Parts) -> Parts:
+    """The last bit of one element of each of a layer's dequantized down projections flips as it lands on the device."""
+    return _with_fault(parts, Fault(f"layer{parts.planted_layer}.expert*.down", OnWrite(), Flip(offset=4)))
+
+
+def repeat_expert(parts: Parts) -> Parts:
+    """A layer computes its first expert of a step twice, and its second never."""
+    return replace(parts, pool_type=RepeatsAnExpert)
+
+
+def swap_norms_in_use(parts: Parts) -> Parts:
+    """Two layers' norms are staged as they should, and each layer's op is given the other's."""
+    return replace(parts, open_device=partial(SwapsNormsInUse, parts.config))
+
+
+def double_an_add(parts: Parts) -> Parts:
+    """What attention gives is added to a layer's residual stream twice."""
+    return replace(parts, open_device=partial(DoublesAnAdd, parts.config))
+
+
+def turn_full_layer(parts: Parts) -> Parts:
+    """A full layer's queries and keys are turned as a sliding one's."""
+    return replace(parts, open_device=partial(TurnsFullLayer, parts.config))
+
+
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
     """The card has a quirk."""
     return lambda parts: replace(parts, open_device=partial(SimDevice, quirks=quirks))
@@ -165,6 +197,12 @@ PLANTS: Mapping[str, Plant] = {
     "missing-drain": Plant("device-fault:unsettled-read", skip_drain),
     "resident-byte": Plant("gate:staging", flip_fp8_byte),
     "norm-byte-late": Plant("gate:staging", corrupt_norm_late),
+    "down-offset": Plant("gate:operands", misplace_down),
+    "memo-byte": Plant("gate:operands", flip_memo_byte),
+    "norms-crossed": Plant("gate:census", swap_norms_in_use),
+    "expert-repeated": Plant("gate:census", repeat_expert),
+    "add-doubled": Plant("gate:census", double_an_add),
+    "full-layer-turned": Plant("gate:census", turn_full_layer),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
     "memo-stale": Plant("gate:residual", serve_stale_memos),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from oracle.errors import DeviceFault
+from oracle.subjects.census import DeclaredOps, OpUse
+from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import (
     FillObserver,
     Float32,
@@ -55,6 +57,18 @@ class TtSubject:
 
     def residents(self) -> Iterator[ResidentImage]:
         return self._decoder.residents()
+
+    def declared_ops(self) -> DeclaredOps:
+        return self._decoder.declared_ops()
+
+    def record_ops(self, on: bool) -> None:
+        self._decoder.record_ops(on)
+
+    def recorded_ops(self) -> list[OpUse]:
+        return self._decoder.recorded_ops()
+
+    def operands(self) -> Iterator[OperandImage]:
+        return self._decoder.operands()
 
     def close(self) -> None:
         self._decoder.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oracle.judge.alignment import AlignmentGate
+from oracle.judge.census import undeclared
 from oracle.judge.gate import Case, Gate, PlantsEvidence, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.ops import judge_ops
@@ -97,7 +98,9 @@ def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[Cont
     results = []
     for outcome, expected in outcomes:
         audited = {"gate:slots": outcome.slots, "gate:staging": outcome.residents}
+        audited |= {"gate:operands": outcome.operands, "gate:census": outcome.census}
         fired = [name for name, evidence in audited.items() if evidence is not None and evidence.violations]
+        fired += ["gate:census"] if outcome.census is not None and undeclared(outcome.census) else []
         fired += ["gate:ops"] if _ops_fire(outcome) else []
         if outcome.fault is not None:
             seen = f"device-fault:{outcome.fault.kind}"

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from oracle.errors import UsageError
 from oracle.judge.alignment import AlignmentGate
+from oracle.judge.census import CensusGate
 from oracle.judge.chain import ChainGate
 from oracle.judge.counters import CountersGate
 from oracle.judge.determinism import DeterminismGate
@@ -13,6 +14,7 @@ from oracle.judge.flips import FlipsGate
 from oracle.judge.gate import Gate, gate_id
 from oracle.judge.golden_gate import GoldenGate
 from oracle.judge.logits import LogitsGate
+from oracle.judge.operands import OperandsGate
 from oracle.judge.ops import OpsGate
 from oracle.judge.residual import ResidualGate
 from oracle.judge.routing import RoutingGate
@@ -29,9 +31,11 @@ GATES: tuple[Gate, ...] = (
     RoutingGate(),
     StagingGate(),
     SlotsGate(),
+    OperandsGate(),
     OpsGate(),
     CountersGate(),
     DeterminismGate(),
+    CensusGate(),
 )
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")

@@ -17,15 +17,22 @@ from typing import Any, cast
 from oracle.errors import DeviceFault, KolibriError
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.census_audit import CensusAuditor
+from oracle.judge.census_watch import recorded
+from oracle.judge.dequantize import DequantizedWeights
 from oracle.judge.determinism import REPEAT_STEPS, position_digests
 from oracle.judge.gates import GATE_NAMES
+from oracle.judge.observers import Observers
+from oracle.judge.operand_audit import OperandAuditor
 from oracle.judge.ops_audit import audit_ops
 from oracle.judge.ops_cases import MINI, plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.census import CensusEvidence, RecordsOps
 from oracle.subjects.harness import drive, drive_beginning
+from oracle.subjects.operands import OperandEvidence, ShowsOperands
 from oracle.subjects.ops import OpensOps, OpsEvidence
 from oracle.subjects.protocol import (
     ShowsResidents,
@@ -42,6 +49,9 @@ from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 PLANT_STEPS = 24
 """Steps a planted fault may take to be caught: all slots of the mini are filled well before."""
 
+FEW_PLANT_STEPS = 2
+"""The same of faults that are there from the first step on."""
+
 STEP_TIMEOUT = 600.0
 """Seconds that opening a subject, closing it or any of its steps may take before it counts as hanging. A step of the port
 took 3.4 s on silicon; this leaves room for staging the release's experts, and for the reference on few cores."""
@@ -53,6 +63,7 @@ class PromptJob:
 
     Attributes:
         ops: run its device's ops, each alone, in place of the prompt; where a fault is planted, at the mini's widths only.
+        plant_steps: how many steps, where a fault is planted.
     """
 
     subject: str
@@ -61,6 +72,7 @@ class PromptJob:
     prompt: str
     step_timeout: float = STEP_TIMEOUT
     ops: bool = False
+    plant_steps: int = PLANT_STEPS
 
     @property
     def answers(self) -> bool:
@@ -84,6 +96,8 @@ class PromptOutcome:
     residents: ResidentEvidence | None = None
     ops: OpsEvidence | None = None
     repeat: Repeat | None = None
+    operands: OperandEvidence | None = None
+    census: CensusEvidence | None = None
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -95,13 +109,14 @@ def run_job(job: PromptJob) -> PromptOutcome:
     golden = _golden(job.golden)
     prompt = next(p for p in golden.prompts if p.name == job.prompt)
     auditor = SlotAuditor(_checkpoint(job.request.checkpoint))
+    operands = OperandAuditor(_dequantized(job.request.checkpoint))
     factory = subject_factory(job.subject)
     session = _SubjectSession(job, _assumed_identity(job, factory))
     try:
         if job.ops:
             session.work_ops(factory)
         else:
-            session.work(factory, prompt, golden.probes_of(prompt.name), auditor)
+            session.work(factory, prompt, golden.probes_of(prompt.name), Observers(auditor, operands))
     except DeviceFault as caught:
         session.fault = caught
     except KolibriError:
@@ -122,6 +137,8 @@ def run_job(job: PromptJob) -> PromptOutcome:
         session.residents,
         session.ops,
         session.repeated(factory),
+        operands=operands.evidence(),
+        census=session.census,
     )
 
 
@@ -136,12 +153,14 @@ class _SubjectSession:
         self.residents: ResidentEvidence | None = None
         self.ops: OpsEvidence | None = None
         self._digests: tuple[tuple[str, str], ...] = ()
+        self.census: CensusEvidence | None = None
 
-    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, auditor: SlotAuditor) -> None:
-        subject = factory.open(self.job.request, auditor)
+    def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, observers: Observers) -> None:
+        subject = factory.open(self.job.request, observers)
         assumed, self.identity = self.identity, subject.identity
         _check_identity(self.job, factory, assumed, self.identity)
-        paced = cast(Subject, _Paced(subject))
+        census = CensusAuditor(_checkpoint(self.job.request.checkpoint).config, prompt.name)
+        paced = cast(Subject, _Paced(recorded(subject, census)))
         try:
             if self.job.request.variant is not None:
                 self._digests = position_digests(drive_beginning(paced, prompt, REPEAT_STEPS))
@@ -150,14 +169,18 @@ class _SubjectSession:
             else:
                 paced.reset()
                 paced.start()
-                for token in prompt.fed[:PLANT_STEPS]:
+                for token in prompt.fed[: self.job.plant_steps]:
                     paced.step(token)
         except DeviceFault as caught:
             self.fault = caught  # its counters still tell how far it came
+        if isinstance(subject, RecordsOps):
+            self.census = census.evidence() if self.fault is None else CensusEvidence(violations=census.evidence().violations)
         self.stats = _checked_stats(subject.stats())
         if self.fault is None and self.job.request.variant is None and isinstance(subject, ShowsResidents):
             # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.
             self.residents = audit_residents(_checkpoint(self.job.request.checkpoint), subject.residents())
+        if self.fault is None and self.job.request.variant is None and isinstance(subject, ShowsOperands):
+            observers.operands.read_back(subject.operands())
         with contextlib.suppress(DeviceFault):  # closing a device that already faulted tells nothing new
             subject.close()
 
@@ -281,3 +304,8 @@ def _golden(folder: Path) -> Golden:
 @lru_cache(maxsize=2)
 def _checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint.open(folder)
+
+
+@lru_cache(maxsize=2)
+def _dequantized(folder: Path) -> DequantizedWeights:
+    return DequantizedWeights(_checkpoint(folder))

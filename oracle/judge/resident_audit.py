@@ -87,7 +87,7 @@ class _ResidentAuditor:
 
     def _check_memory(self, image: ResidentImage) -> None:
         """Bytes that are the checkpoint's own file, or another image's, are not the device's."""
-        if _is_file_map(image.data):
+        if is_file_map(image.data):
             self._report(f"{image.name}: the read-back is a map of a file, not the device's bytes")
         others = [other for ref in self._alive if (other := ref()) is not None]
         if any(np.shares_memory(other, image.data) for other in others):
@@ -120,7 +120,7 @@ def _as_held(raw: Bytes, stored: str, held: str) -> Bytes | None:
     return None
 
 
-def _is_file_map(array: Bytes) -> bool:
+def is_file_map(array: Bytes) -> bool:
     """Whether an array's memory is a mapped file."""
     base: object = array
     while base is not None:

@@ -16,7 +16,7 @@ from oracle.judge.budget import Budget, run_within
 from oracle.judge.controls import device_controls
 from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
-from oracle.judge.jobs import PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
+from oracle.judge.jobs import FEW_PLANT_STEPS, PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.priority import most_telling_first
 from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
@@ -31,7 +31,7 @@ from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
 PERFECT = "perfect"
-_AUDITED = ("gate:slots", "gate:staging")
+_AUDITED = ("gate:slots", "gate:staging", "gate:operands", "gate:census")
 """Answers of planted faults that an auditor of a prompt's first steps gives."""
 Progress = Callable[[int, int], None]
 """Called as (jobs done, of)."""
@@ -251,8 +251,17 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
     own = [*ops, *repeats, *(job for job in own if job.prompt in asked)]
     enough = [p for p in golden.prompts if len(p.fed) >= PLANT_STEPS] or [by_length[0]]
     first = PromptJob(options.subject, request, options.golden, enough[0].name, options.step_timeout)
+    soon = {"gate:operands": FEW_PLANT_STEPS, "gate:census": FEW_PLANT_STEPS}
     planted = [
-        (replace(first, request=replace(request, plant=plant), ops=expected == "gate:ops"), expected)
+        (
+            replace(
+                first,
+                request=replace(request, plant=plant),
+                ops=expected == "gate:ops",
+                plant_steps=soon.get(expected, PLANT_STEPS),
+            ),
+            expected,
+        )
         for plant, expected in sorted(factory.plants.items())
         if expected == "gate:ops" or (asked and (expected in _AUDITED or expected.startswith("device-fault:")))
     ]
@@ -283,6 +292,8 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
+    operands = [outcome.operands for outcome in ordered if outcome.operands is not None]
+    census = [outcome.census for outcome in ordered if outcome.census is not None]
     return Run(
         # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
         identity=next((o.identity for o in ordered if o.run is not None), outcomes[0].identity),
@@ -291,6 +302,8 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         faults={o.job.prompt: str(o.fault) for o in ordered if o.fault is not None},
         slots=reduce(add, slots) if slots else None,
         residents=reduce(add, residents) if residents else None,
+        operands=reduce(add, operands) if operands else None,
+        census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         repeats=_repeats_of(outcomes),
         stats=_summed(o.stats for o in ordered),

@@ -61,6 +61,8 @@ class UnfinishedSession:
             run.residents,
             run.ops,
             None if run.repeats is None else run.repeats.repeats[0],
+            operands=run.operands,
+            census=run.census,
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -73,6 +75,8 @@ class UnfinishedSession:
             faults={} if outcome.fault is None else {prompt: str(outcome.fault)},
             slots=outcome.slots,
             residents=outcome.residents,
+            operands=outcome.operands,
+            census=outcome.census,
             ops=outcome.ops,
             repeats=None if outcome.repeat is None else RepeatEvidence(prompt, (), (outcome.repeat,)),
             stats=outcome.stats,

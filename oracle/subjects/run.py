@@ -15,6 +15,8 @@ from pydantic import Field, ValidationError
 from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
+from oracle.subjects.census import CensusEvidence
+from oracle.subjects.operands import OperandEvidence
 from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
 from oracle.subjects.repeats import RepeatEvidence
@@ -160,6 +162,8 @@ class Run:
         faults: by prompt name, the `DeviceFault` that ended it (`kind: message`). A fault is a failure, never an absence.
         slots: the auditor's evidence, summed over prompts; None for a subject without slots.
         residents: the same of resident operands; None for a subject that does not show them.
+        operands: the same of computing copies of fp8 weights; None for a subject that does not show them.
+        census: the same of the ops of each step; None for a subject that does not record them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         repeats: the beginning of a prompt under other conditions; None for a subject that declares none.
         stats: the subject's counters, summed over prompts.
@@ -174,6 +178,8 @@ class Run:
     faults: Mapping[str, str] = field(default_factory=dict)
     slots: SlotEvidence | None = None
     residents: ResidentEvidence | None = None
+    operands: OperandEvidence | None = None
+    census: CensusEvidence | None = None
     ops: OpsEvidence | None = None
     repeats: RepeatEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
@@ -192,6 +198,8 @@ class RunDocument(Sealed):
     faults: Mapping[str, str]
     slots: SlotEvidence | None
     residents: ResidentEvidence | None
+    operands: OperandEvidence | None
+    census: CensusEvidence | None
     ops: OpsEvidence | None
     repeats: RepeatEvidence | None
     stats: Mapping[str, int]
@@ -243,6 +251,8 @@ def _write(run: Run, folder: Path) -> None:
             "faults": run.faults,
             "slots": None if run.slots is None else asdict(run.slots),
             "residents": None if run.residents is None else asdict(run.residents),
+            "operands": None if run.operands is None else asdict(run.operands),
+            "census": None if run.census is None else asdict(run.census),
             "ops": None if run.ops is None else asdict(run.ops),
             "repeats": None if run.repeats is None else asdict(run.repeats),
             "stats": run.stats,
@@ -285,6 +295,8 @@ def load_run(folder: Path) -> Run:
         faults=document.faults,
         slots=document.slots,
         residents=document.residents,
+        operands=document.operands,
+        census=document.census,
         ops=document.ops,
         repeats=document.repeats,
         stats=document.stats,

@@ -27,7 +27,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
     assert identity.required_gates == (
         *("golden", "alignment", "chain", "flips", "logits", "residual", "routing"),
-        *("staging", "slots", "ops", "counters", "determinism", "ledger"),
+        *("staging", "slots", "operands", "ops", "census", "counters", "determinism", "ledger"),
     )
     assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
 
@@ -138,4 +138,6 @@ def test_every_plant_is_tried_here() -> None:
     elsewhere = {"resident-byte", "norm-byte-late"}  # test_residents.py
     quirks = {name for name in FACTORY.plants if name.startswith("quirk-")}  # test_quirks.py
     pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_expert_pool.py
-    assert set(FACTORY.plants) == {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short", *elsewhere, *quirks, *pools}
+    watched = {name for name, caught in FACTORY.plants.items() if caught in ("gate:operands", "gate:census")}
+    tried = {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short"}
+    assert set(FACTORY.plants) == {*tried, *elsewhere, *quirks, *pools, *watched}

@@ -26,6 +26,7 @@ _NO_WEIGHT = (
 _NOT_COUNTED = (
     "counters that are missing, or of parts of prompts, are incomplete, which no control plants; `test_counters_gate.py` asks"
 )
+_SHOWN = "the perfect subject shows its experts, so no control lacks them; `test_operands_gate.py` asks for them"
 _SECOND = "a second look at the same thing: without it the run is red or incomplete by the next condition"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -102,6 +103,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "measuring ops": {
         "_misshapen: isinstance(found, np.ndarray) -> False": _PRINTED,
+    },
+    "operands": {
+        "judge: seen is None -> False": _RAISES,
+        "_expert_findings: not shows(case.run, 'expert_ids') -> False": _SHOWN,
+    },
+    "census": {
+        "judge: seen is None -> False": _RAISES,
+        "judge: what != 'steps' -> False": _STRICTER,
     },
     "slots": {
         "judge: seen is None -> False": _RAISES,

@@ -18,7 +18,7 @@ import oracle.judge.gate as gate_module
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden
-from oracle.judge.gate import Case, Judgement, gate_id
+from oracle.judge.gate import Case, Judgement, PlantsEvidence, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slots import expected_uses
@@ -27,7 +27,11 @@ from oracle.judge.verdict import Report, judge_session
 from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
 GATES_OF_RUNS = [gate.name for gate in GATES if gate.needs_alignment]
-MEASURED = [gate.name for gate in GATES if gate.name not in ("golden", "staging", "slots", "ops")]
+MEASURED = [
+    gate.name
+    for gate in GATES
+    if gate.name not in ("golden", "staging", "slots", "ops") and not isinstance(gate, PlantsEvidence)
+]
 RUN_ARRAYS = [f.name for f in fields(PromptRun)]
 RUN_FLOATS = ("logits_at_golden", "top_logits", "logsumexp", "expert_weights", "sketch")
 GOLDEN_FLOATS = ("top_logits", "logsumexp", "expert_weights", "router_gap", "sketch")
@@ -45,6 +49,8 @@ def whole(case: Case) -> Case:
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
     residents, ops = planned_evidence(small, len(prompts)), planned_ops()
     shown = small.with_run(identity=identity, slots=slots, stats=stats, residents=residents, ops=ops)
+    for gate in GATES:
+        shown = gate.honest(shown) if isinstance(gate, PlantsEvidence) and gate.name != "counters" else shown
     return replace(shown, base=None)
 
 

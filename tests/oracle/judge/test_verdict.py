@@ -13,7 +13,7 @@ import oracle.judge.ledger as ledger
 import oracle.judge.verdict as verdict_module
 from oracle.errors import GoldenError
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
-from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
+from oracle.judge.gate import Case, Finding, Gate, Judgement, PlantsEvidence, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slot_audit import SlotAuditor
@@ -55,7 +55,10 @@ def streamed(few: Case) -> Case:
     stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
     slots = SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few))
     residents = planned_evidence(few, len(few.run.prompts))
-    return with_run(few, identity=identity, slots=slots, residents=residents, ops=planned_ops(), stats=stats)
+    shown = with_run(few, identity=identity, slots=slots, residents=residents, ops=planned_ops(), stats=stats)
+    for gate in GATES:
+        shown = gate.honest(shown) if isinstance(gate, PlantsEvidence) and gate.name != "counters" else shown
+    return shown
 
 
 def test_the_perfect_subject_is_green_and_answers_no_gate_it_does_not_declare(few: Case) -> None:
@@ -213,16 +216,19 @@ def test_a_harness_under_which_even_the_perfect_subject_fails_ends_red(few: Case
 def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, few: Case) -> None:
     absent = "the subject does not declare it, and its evidence is not in the run"
     reasons = {entry.gate: entry.reason for entry in judged(few).ledger}
-    assert reasons == {name: absent if name in ("staging", "slots", "ops") else "" for name in GATE_NAMES}
+    unshown = ("staging", "slots", "operands", "ops", "census", "counters", "determinism")
+    assert reasons == {name: absent if name in unshown else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
-    report = judged(with_run(late, residents=None, ops=None), perfect=few.run)
+    report = judged(with_run(late, residents=None, ops=None, operands=None, census=None, repeats=None), perfect=few.run)
     reasons = {entry.gate: entry.reason for entry in report.ledger if entry.reason}
     unaligned = "not compared: the run is not aligned with the golden"
     assert reasons == {
         **dict.fromkeys(("chain", "flips", "logits", "residual", "routing"), unaligned),
         "staging": "the run holds no read-back of resident operands",
         "ops": "the run holds no statistics of single ops",
+        "operands": "the run holds no computing copies of fp8 weights",
+        "census": "the run holds no record of ops",
     }
 
 
@@ -323,7 +329,7 @@ def test_a_finding_s_text_has_the_worst_the_place_the_count_and_what_was_allowed
     assert str(finding) == "too far (4 of 9, worst 2 nats, allowed 1 nat, at p[3])"
 
 
-@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots", "staging")])
+@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots", "staging", "operands", "census")])
 def test_each_planted_finding_says_how_many_of_how_many_what_and_what_was_allowed(few: Case, name: str) -> None:
     gate = BY_NAME[name]
     finding = gate.judge(next(iter(gate.plants(few).values()))).findings[0]

@@ -17,7 +17,9 @@ from oracle.errors import RunError, UsageError
 from oracle.golden.format import Golden
 from oracle.serialization import canonical_json, digest
 from oracle.stored_arrays import pack_arrays
+from oracle.subjects.census import CensusEvidence, OpTally
 from oracle.subjects.harness import drive
+from oracle.subjects.operands import OperandEvidence
 from oracle.subjects.ops import OpsEvidence, OpStatistics
 from oracle.subjects.perfect import FACTORY
 from oracle.subjects.protocol import LibraryRecord, SubjectRequest
@@ -37,6 +39,8 @@ def run(golden: Golden) -> Run:
         faults={golden.prompts[2].name: "slot-verification: byte 3"},
         slots=SlotEvidence(3, 900, 900, 40, ("one", "two")),
         ops=OpsEvidence((OpStatistics("add", "bfloat16", 64, error=0.25, fault="rust: ä"), OpStatistics("mul", "float32"))),
+        operands=OperandEvidence(1, (("routed down", 2, 8),), (("attention o", 1, 4),), ((0, 3, 2),), ("layer 0: wrong",)),
+        census=CensusEvidence(3, 9, (("step", "add", 1),), (OpTally("step", (("add", 1),), 3, "copying[0]"),), ("wrong",)),
         residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
@@ -88,7 +92,9 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
-    bare = replace(run, prompts={}, slots=None, residents=None, ops=None, faults={}, stats={}, environment={})
+    bare = replace(
+        run, prompts={}, slots=None, residents=None, operands=None, census=None, ops=None, faults={}, stats={}, environment={}
+    )
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
 

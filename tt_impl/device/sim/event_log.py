@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tt_impl.device.protocol import Tensor
 from tt_impl.device.sim.trace import CapturedOp, SimTrace
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class EventLog:
         self.number = 0
         self.injector: FaultInjector | None = None
         self.capture: SimTrace | None = None
+        self._record: list[tuple[str, tuple[str, ...]]] | None = None
         self._counts: Counter[str] = Counter()
         self._ops: Counter[str] = Counter()
         self._dram_bytes = 0
@@ -58,11 +60,22 @@ class EventLog:
         self.note(kind)
         self._counts["round_trips"] += 1
 
-    def note_op(self, name: str, dram_bytes: int = 0, flops: int = 0) -> None:
+    def record_ops(self, on: bool) -> None:
+        """Begin to keep each op's name and its operands' labels, replayed ones too, or stop."""
+        self._record = [] if on else None
+
+    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Take what was kept so far, in the order of the host's calls."""
+        taken, self._record = self._record or [], None if self._record is None else []
+        return taken
+
+    def note_op(self, name: str, dram_bytes: int = 0, flops: int = 0, operands: Sequence[Tensor] = ()) -> None:
         if self.capture is not None:
-            self.capture.note_op(CapturedOp(name, dram_bytes, flops))
+            self.capture.note_op(CapturedOp(name, dram_bytes, flops, operands))
             self.note("captured_ops")
             return
+        if self._record is not None:
+            self._record.append((name, tuple([operand.label for operand in operands])))
         self.number += 1
         self._ops[name] += 1
         self._dram_bytes += dram_bytes

@@ -85,6 +85,12 @@ class SimMachine:
     def event_counts(self) -> Mapping[str, int]:
         return self._log.counts()
 
+    def record_ops(self, on: bool) -> None:
+        self._log.record_ops(on)
+
+    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
+        return self._log.recorded_ops()
+
     def modelled_time(self) -> ModelledTime:
         """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""
         return self._cost.time(self.event_counts())

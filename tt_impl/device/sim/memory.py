@@ -36,7 +36,7 @@ class SimMemory(SimMachine):
             moved += live.buffer.nbytes
         if op in LOOKS_INTO:
             moved = dram_bytes(op, taken, written)
-        self._log.note_op(op, moved, flops(op, taken, shape) if op in WITH_FLOPS else 0)
+        self._log.note_op(op, moved, flops(op, taken, shape) if op in WITH_FLOPS else 0, taken)
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""

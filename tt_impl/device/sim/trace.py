@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from tt_impl.device.protocol import Tensor
 from tt_impl.device.sim.buffer import Buffer
 
 
@@ -21,6 +22,7 @@ class CapturedOp(NamedTuple):
     name: str
     dram_bytes: int
     flops: int
+    operands: Sequence[Tensor] = ()
 
 
 class SimTrace:

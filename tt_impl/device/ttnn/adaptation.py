@@ -21,14 +21,14 @@ class TtnnAdaptation(TtnnMemory):
     @contextlib.contextmanager
     def _op(self, name: str, operands: Iterable[Tensor]) -> Iterator[list[Any]]:
         """ttnn's tensors of live operands; ttnn's refusals as faults; and an op in the log if there was none."""
-        values = []
-        for operand in operands:
+        values, taken = [], tuple(operands)
+        for operand in taken:
             values.append(self._live(operand, name).value)
             if operand.dtype is DType.FP8_E4M3:
                 raise DeviceFault("bad-operand", f"{name} of {operand.label}: no op takes fp8_e4m3")
         with refusals(name):
             yield values
-        self._log.note_op(name)
+        self._log.note_op(name, operands=taken)
 
     def _result(self, name: str, value: Any, shape: Sequence[int], dtype: DType) -> TtnnTensor:
         """An op's TILE output, known by `shape`: ttnn's swiglu and nlp_concat_heads_decode call padding rows their own."""

@@ -67,6 +67,12 @@ class TtnnMemory:
     def event_counts(self) -> Mapping[str, int]:
         return self._log.counts()
 
+    def record_ops(self, on: bool) -> None:
+        self._log.record_ops(on)
+
+    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
+        return self._log.recorded_ops()
+
     def get_memory_view(self) -> MemoryView:
         """Summed over banks. A buffer takes of every bank what it takes of the fullest."""
         self._require_open()
