@@ -65,7 +65,7 @@ def test_every_copy_is_the_judge_s_own_dequantization(
 def test_memos_that_must_make_room_are_told_again_and_not_held(
     tiny: Checkpoint, open_decoder: Callable[..., Decoder], tokens: list[int]
 ) -> None:
-    evidence = audited(tiny, lambda ear: open_decoder(observer=ear, memo_experts=3), tokens)
+    evidence = audited(tiny, lambda ear: open_decoder(observer=ear, memos=3), tokens)
     assert evidence.violations == ()
     assert {kind: tensors for kind, tensors, _ in evidence.held}["routed down"] == 3
     assert max(times for _, _, times in evidence.experts) > 1
