@@ -330,6 +330,7 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"residents", Json()},
         {"operands", Json()},
         {"census", Json()},
+        {"repeats", Json()},
         {"ops", Json()},
         {"stats", std::map<string, Json>{{"steps", int64_t(golden.arrays.at("top_ids").shape[0] * 2)}}},
         {"environment", std::map<string, Json>{{"compiler", __VERSION__}}},

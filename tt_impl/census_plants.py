@@ -9,75 +9,74 @@ from collections.abc import Sequence
 from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.device.protocol import DType, Layout, Tensor
-from tt_impl.device.sim import SimDevice
-from tt_impl.device.sim.tensor import SimTensor
+from tt_impl.device.passing import Passing
+from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.memo import FeedForwardWeights
 
 
-class SwapsNormsInUse(SimDevice):
+class SwapsNormsInUse(Passing):
     """Gives the first two layers' second norms each other's weights."""
 
-    def __init__(self, config: Kolibri1Config, **memory: Any) -> None:
-        super().__init__(**memory)
+    def __init__(self, device: Device, config: Kolibri1Config) -> None:
+        super().__init__(device)
         first, second = (f"model.layers.{layer % config.num_hidden_layers}.post_attn_norm.weight" for layer in (0, 1))
         self._other = {first: second, second: first}
-        self._norms: dict[str, SimTensor] = {}
+        self._norms: dict[str, Tensor] = {}
 
-    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> SimTensor:
-        tensor = super().allocate_tensor_on_device(shape, dtype, layout, label)
+    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> Tensor:
+        tensor = self._device.allocate_tensor_on_device(shape, dtype, layout, label)
         if label in self._other:
             self._norms[label] = tensor
         return tensor
 
-    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> SimTensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
         given = self._norms.get(self._other.get(weight.label, ""), weight)
-        return super().rms_norm(x, given, epsilon=epsilon)
+        return self._device.rms_norm(x, given, epsilon=epsilon)
 
 
-class DoublesAnAdd(SimDevice):
+class DoublesAnAdd(Passing):
     """Repeats the addition behind the last layer's second norm."""
 
-    def __init__(self, config: Kolibri1Config, **memory: Any) -> None:
-        super().__init__(**memory)
+    def __init__(self, device: Device, config: Kolibri1Config) -> None:
+        super().__init__(device)
         self._norm = f"model.layers.{config.num_hidden_layers - 1}.post_attn_norm.weight"
         self._due = False
 
-    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> SimTensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
         self._due |= weight.label == self._norm
-        return super().rms_norm(x, weight, epsilon=epsilon)
+        return self._device.rms_norm(x, weight, epsilon=epsilon)
 
-    def add(self, a: Tensor, b: Tensor) -> SimTensor:
-        once = super().add(a, b)
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        once = self._device.add(a, b)
         if not self._due:
             return once
         self._due = False
-        twice = super().add(once, b)
-        self.deallocate(once)
+        twice = self._device.add(once, b)
+        self._device.deallocate(once)
         return twice
 
 
-class TurnsFullLayer(SimDevice):
+class TurnsFullLayer(Passing):
     """Turns the normed queries and keys of the first full layer by the step's RoPE rows."""
 
-    def __init__(self, config: Kolibri1Config, **memory: Any) -> None:
-        super().__init__(**memory)
+    def __init__(self, device: Device, config: Kolibri1Config) -> None:
+        super().__init__(device)
         full = [layer for layer in range(config.num_hidden_layers) if not config.is_sliding(layer)]
         self._norms = {f"model.layers.{layer}.self_attn.{name}_norm.weight" for layer in full[:1] for name in "qk"}
-        self._rows: dict[str, SimTensor] = {}
+        self._rows: dict[str, Tensor] = {}
 
-    def embedding(self, ids: Tensor, weight: Tensor) -> SimTensor:
-        rows = super().embedding(ids, weight)
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        rows = self._device.embedding(ids, weight)
         self._rows[weight.label] = rows
         return rows
 
-    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> SimTensor:
-        normed = super().rms_norm(x, weight, epsilon=epsilon)
+    def rms_norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
+        normed = self._device.rms_norm(x, weight, epsilon=epsilon)
         if weight.label not in self._norms:
             return normed
-        turned = self.rotary_embedding_hf(normed, self._rows["rope.cos"], self._rows["rope.sin"])
-        self.deallocate(normed)
+        turned = self._device.rotary_embedding_hf(normed, self._rows["rope.cos"], self._rows["rope.sin"])
+        self._device.deallocate(normed)
         return turned
 
 

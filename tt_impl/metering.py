@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import TILE_SIDE, Bytes, Device, HostArray, Layout, ReadHandle, Tensor
 from tt_impl.stats import StepStats
 
 
-class Meter:
+class Meter(Passing):
     """Stands before a device, passes everything on, and counts transfers into `stats`."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self.stats = StepStats()
 
     @property
     def device(self) -> Device:
         """This meter, as the device that it passes everything on to."""
         return cast(Device, self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **rest: Any) -> None:
         self._device.copy_host_to_device_tensor(array, tensor, **rest)

@@ -100,4 +100,4 @@ def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, 
     from tt_impl.device.ttnn.device import TtnnDevice
 
     device = TtnnDevice.open()
-    return planted(device, plant, parts.planted_layer), {"level": device.level}
+    return planted(device, plant, parts.planted_layer, parts.config), {"level": device.level}

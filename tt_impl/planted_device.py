@@ -8,40 +8,35 @@ same name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import numpy as np
 from ml_dtypes import bfloat16
 
+from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.census_plants import DoublesAnAdd, SwapsNormsInUse, TurnsFullLayer
+from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, HostArray, ReadHandle, Tensor
 
 
-class _Passing:
-    """A device that hands every call on."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-
-class _FlipsAWrite(_Passing):
-    """One bit of the first write to a row-major tensor of bytes."""
+class _FlipsWrites(Passing):
+    """One bit of the first write to each tensor whose label matches: of its array's bytes, in row-major order."""
 
     def __init__(self, device: Device, label: str, offset: int, mask: int) -> None:
         super().__init__(device)
         self._label, self._offset, self._mask = label, offset, mask
+        self._written: set[int] = set()
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **queue: int) -> None:
-        if tensor.label == self._label:
-            self._label = ""
+        if fnmatchcase(tensor.label, self._label) and tensor.identity not in self._written:
+            self._written.add(tensor.identity)
             array = array.copy()
-            array.reshape(-1)[self._offset] ^= self._mask
+            array.reshape(-1).view(np.uint8)[self._offset] ^= self._mask
         self._device.copy_host_to_device_tensor(array, tensor, **queue)
 
 
-class _SkipsASynchronize(_Passing):
+class _SkipsASynchronize(Passing):
     """Leaves out its `which`-th synchronization, counted from 1."""
 
     def __init__(self, device: Device, which: int) -> None:
@@ -54,7 +49,7 @@ class _SkipsASynchronize(_Passing):
             self._device.synchronize_device(**queue)
 
 
-class _CorruptsLate(_Passing):
+class _CorruptsLate(Passing):
     """Flips the lowest bit of one row-major tensor's byte 0 after its `which`-th synchronization, counted from 1."""
 
     def __init__(self, device: Device, label: str, which: int) -> None:
@@ -90,7 +85,7 @@ class _Read:
         return self._change(array.copy()).astype(array.dtype)
 
 
-class _ReadsOtherwise(_Passing):
+class _ReadsOtherwise(Passing):
     """Results of the ops called `ops`, which their tensors are named after, come back changed."""
 
     def __init__(self, device: Device, ops: tuple[str, ...], change: Callable[[HostArray], HostArray]) -> None:
@@ -125,9 +120,10 @@ _HEAD = 128
 _ATTENTION = "paged_scaled_dot_product_attention_decode"
 
 PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
-    "slot-byte": lambda device, layer: _FlipsAWrite(device, f"layer{layer}.slot0", 5, 0x10),
-    "resident-byte": lambda device, layer: _FlipsAWrite(device, f"model.layers.{layer}.self_attn.o_proj.weight", 7, 0x02),
+    "slot-byte": lambda device, layer: _FlipsWrites(device, f"layer{layer}.slot0", 5, 0x10),
+    "resident-byte": lambda device, layer: _FlipsWrites(device, f"model.layers.{layer}.self_attn.o_proj.weight", 7, 0x02),
     "missing-drain": lambda device, layer: _SkipsASynchronize(device, layer + 1),
+    "memo-byte": lambda device, layer: _FlipsWrites(device, f"layer{layer}.expert*.down", 4, 0x01),
     "norm-byte-late": lambda device, layer: _CorruptsLate(device, f"model.layers.{layer}.input_layernorm.weight", layer + 1),
     "quirk-norm-sum-bf16": _quirk(("rms_norm",), lambda array: array * np.float32(1.005)),
     "quirk-narrow-norm-zero": _quirk(("rms_norm",), _zeros_if_narrow),
@@ -140,11 +136,21 @@ PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
 """By the plant's name: what changes the calls to a device, for the layer that plants go for."""
 
 
-def planted(device: Device, plant: str | None, layer: int) -> Device:
+IN_USE: Mapping[str, Callable[[Device, Kolibri1Config], Any]] = {
+    "norms-crossed": SwapsNormsInUse,
+    "add-doubled": DoublesAnAdd,
+    "full-layer-turned": TurnsFullLayer,
+}
+"""By the plant's name: what changes which op is asked of a device, or with what. The simulated card's are the same."""
+
+
+def planted(device: Device, plant: str | None, layer: int, config: Kolibri1Config) -> Device:
     """The device with `plant` in it, where that is a fault of a device; the device itself for the others.
 
     Args:
         layer: the layer that plants go for, from 0.
     """
+    if (in_use := IN_USE.get(plant or "")) is not None:
+        return cast(Device, in_use(device, config))
     plant_in = PLANTED.get(plant or "")
     return device if plant_in is None else cast(Device, plant_in(device, layer))

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.census_plants import DoublesAnAdd, RepeatsAnExpert, SwapsNormsInUse, TurnsFullLayer
-from tt_impl.device.protocol import Bytes
+from tt_impl.device.protocol import Bytes, Device
 from tt_impl.device.sim import (
     EXACT,
     QUIRK_PROFILES,
@@ -141,6 +142,10 @@ def corrupt_norm_late(parts: Parts) -> Parts:
     return _with_fault(parts, Fault(name, OnDrain(parts.planted_layer + 1), Flip()))
 
 
+def _asked_otherwise(parts: Parts, plant: Callable[[Device, Kolibri1Config], Any]) -> Parts:
+    return replace(parts, open_device=lambda **options: plant(SimDevice(**options), parts.config))
+
+
 def misplace_down(parts: Parts) -> Parts:
     """Down projections are dequantized from where bf16 bytes would begin: slots are exact, verified, and not computed with."""
     return replace(parts, pool_type=MisplacesDown)
@@ -158,17 +163,17 @@ def repeat_expert(parts: Parts) -> Parts:
 
 def swap_norms_in_use(parts: Parts) -> Parts:
     """Two layers' norms are staged as they should, and each layer's op is given the other's."""
-    return replace(parts, open_device=partial(SwapsNormsInUse, parts.config))
+    return _asked_otherwise(parts, SwapsNormsInUse)
 
 
 def double_an_add(parts: Parts) -> Parts:
     """What attention gives is added to a layer's residual stream twice."""
-    return replace(parts, open_device=partial(DoublesAnAdd, parts.config))
+    return _asked_otherwise(parts, DoublesAnAdd)
 
 
 def turn_full_layer(parts: Parts) -> Parts:
     """A full layer's queries and keys are turned as a sliding one's."""
-    return replace(parts, open_device=partial(TurnsFullLayer, parts.config))
+    return _asked_otherwise(parts, TurnsFullLayer)
 
 
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.subjects.repeats import Variant
 from tt_impl.decode import Decoder
+from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Bytes, Device, DType, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout, ExpertSource
 from tt_impl.plants import Parts
@@ -125,15 +126,12 @@ class _MirroredExperts:
         return self._source.payload(self._layers - 1 - layer, expert)
 
 
-class _Recorder:
-    """A device that hands every call on, and knows what was allocated."""
+class _Recorder(Passing):
+    """Knows what was allocated."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self._tensors: list[Tensor] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
 
     def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> Tensor:
         tensor = self._device.allocate_tensor_on_device(shape, dtype, layout, label)

@@ -76,7 +76,10 @@ BAD_GATES: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown device": (("--device", "gpu"), "subject 'perfect' has no device 'gpu'"),
     "an unknown arm": (("--arm", "int8"), "subject 'perfect' has no arm 'int8'; it has bf16, fp32"),
     "an unknown device of tt": (("--subject", "tt", "--device", "gpu"), "subject 'tt' has no device 'gpu'"),
-    "an unknown arm of tt": (("--subject", "tt", "--arm", "int8"), "subject 'tt' has no arm 'int8'"),
+    "an unknown arm of tt": (
+        ("--subject", "tt", "--arm", "int8"),
+        "subject tt has no arm 'int8': its base is 'int8'; an arm is bf16 or exact, ",
+    ),
     "a glob that matches nothing": (("--only", "flops*"), f"matches no gate; the gates are {', '.join(GATE_NAMES)}"),
     "a missing folder for the verdict": (("--json", "nowhere/verdict.json"), "nowhere does not exist; create it first"),
     "a folder as the verdict's file": (("--json", "existing"), "existing is a folder; name a file"),

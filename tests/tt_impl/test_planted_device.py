@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from goldens import mini_checkpoint
@@ -11,23 +12,25 @@ from oracle.judge.ops_audit import audit_ops
 from oracle.judge.ops_cases import plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.kolibri1.config import read_config
 from oracle.subjects.protocol import SubjectIdentity
 from tt_impl.decode import Decoder
-from tt_impl.device.protocol import DType
+from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.planted_device import PLANTED, planted
+from tt_impl.planted_device import IN_USE, PLANTED, planted
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 
 LAYER = 1
+CONFIG = read_config(mini_checkpoint())
 IDENTITY = SubjectIdentity("tt", "bf16", "bf16", ("ops",), {"kind": "sim"})
 
 
 def audited(plant: str | None) -> str:
     """`gate:ops` where the ops' audit finds one of them wrong; empty otherwise."""
-    runner = OpRunner(planted(SimDevice(), plant, LAYER), IDENTITY)
+    runner = OpRunner(planted(SimDevice(), plant, LAYER, CONFIG), IDENTITY)
     evidence = audit_ops(runner, plans())
     findings = judge_ops(evidence, tuple((plan.name, plan.dtype) for plan in plans())).findings
     return "gate:ops" if findings else ""
@@ -37,7 +40,7 @@ def run(plant: str | None) -> str:
     """`device-fault:KIND` or `gate:staging` as a few steps, and the audit after them, found; empty when nothing did."""
     checkpoint = Checkpoint.open(mini_checkpoint())
     settings = default_settings(checkpoint.config, DType.BFLOAT16)
-    device = planted(SimDevice(), plant, LAYER)
+    device = planted(SimDevice(), plant, LAYER, CONFIG)
     try:
         decoder = Decoder(device, checkpoint.config, checkpoint, CheckpointExperts(checkpoint), settings)
         for token in (3, 5):
@@ -48,7 +51,7 @@ def run(plant: str | None) -> str:
     return "gate:staging" if audited.violations else ""
 
 
-@pytest.mark.parametrize("plant", [name for name in PLANTED if not name.startswith("quirk-")])
+@pytest.mark.parametrize("plant", [name for name in PLANTED if not name.startswith("quirk-") and name != "memo-byte"])
 def test_a_fault_in_the_calls_is_caught_as_its_plant_says(plant: str) -> None:
     assert run(plant) == PLANTS[plant].caught_by
 
@@ -56,6 +59,18 @@ def test_a_fault_in_the_calls_is_caught_as_its_plant_says(plant: str) -> None:
 @pytest.mark.parametrize("plant", [name for name in PLANTED if name.startswith("quirk-")])
 def test_a_quirk_of_an_op_is_caught_as_its_plant_says(plant: str) -> None:
     assert audited(plant) == PLANTS[plant].caught_by
+
+
+def test_a_flipped_write_is_flipped_once_for_each_tensor_that_matches() -> None:
+    device = planted(SimDevice(), "memo-byte", LAYER, CONFIG)
+    honest = np.arange(32, dtype=np.float32)[None]
+    for label, expected in (("layer1.expert3.down", 1), ("layer1.expert3.up_gate", 0), ("layer0.expert3.down", 0)):
+        tensor = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.ROW_MAJOR, label)
+        for flipped in (expected, 0):
+            device.copy_host_to_device_tensor(honest, tensor)
+            read = device.copy_device_to_host_tensor(tensor, blocking=True).bytes()
+            changed = np.flatnonzero(read != honest.view(np.uint8).reshape(-1))
+            assert changed.tolist() == [4] * flipped, label
 
 
 def test_without_a_plant_nothing_is_caught() -> None:
@@ -68,4 +83,4 @@ def test_every_plant_that_lies_in_the_device_is_here() -> None:
     checkpoint = Checkpoint.open(mini_checkpoint())
     plain = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
     in_the_device = {name for name, plant in PLANTS.items() if plant.apply(plain).open_device is not plain.open_device}
-    assert in_the_device == set(PLANTED)
+    assert in_the_device == {*PLANTED, *IN_USE}

@@ -13,10 +13,14 @@ from oracle.golden.calibration import BAND_MULTIPLE, NEAR_MULTIPLE, Bands
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden
 from oracle.golden.recipe import Message, ReasoningEffort
-from oracle.judge.gate import Case, Judgement
+from oracle.judge.gate import Case, Judgement, PlantsEvidence
+from oracle.judge.gates import GATES
 from oracle.judge.jobs import PromptJob, run_job
+from oracle.judge.ops import planned_evidence as planned_ops
+from oracle.judge.slots import expected_uses
+from oracle.judge.staging import planned_evidence
 from oracle.subjects.protocol import NumericClass, SubjectRequest
-from oracle.subjects.run import PromptRun, Run
+from oracle.subjects.run import PromptRun, Run, SlotEvidence
 
 HOST_GATES = ("golden", "alignment", "chain", "flips", "logits", "residual", "routing", "ledger")
 
@@ -165,3 +169,15 @@ def widest(case: Case, generated_only: bool = False) -> tuple[PromptEvidence, in
 
 def headlines(judgement: Judgement) -> list[str]:
     return [finding.headline for finding in judgement.findings]
+
+
+def with_a_device(case: Case) -> Case:
+    """A perfect run with all that an honest device would add: slots, residents, counters, what gates plant for themselves."""
+    for gate in GATES:
+        case = gate.honest(case) if isinstance(gate, PlantsEvidence) else case
+    uses, counted = expected_uses(case), case.run.stats
+    size = counted["staged_bytes"]
+    slots = SlotEvidence(counted["fills"], size, size, sum(times for _, _, times in uses), expert_uses=uses)
+    residents = planned_evidence(case, len(case.run.prompts))
+    stats = {**counted, "verified_bytes": size}
+    return case.with_run(slots=slots, residents=residents, ops=planned_ops(), stats=stats)

@@ -122,10 +122,12 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(spoil: Callable[[str, StepEvidence], StepEvidence]) -> Any:
         factory = Varied(spoil)
 
-        def named(name: str) -> Any:
-            return factory if name == "varied" else registry.subject_factory(name)
+        installed = registry.subject_factory
 
-        for module in (jobs, session):
+        def named(name: str) -> Any:
+            return factory if name == "varied" else installed(name)
+
+        for module in (jobs, session, registry):
             monkeypatch.setattr(module, "subject_factory", named)
         monkeypatch.setattr(session, "run_jobs", lambda listed, *_: [jobs.run_job(job) for job in listed])
         options = SessionOptions(mini_checkpoint(), mini_golden(), subject="varied", only="determinism")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judge_cases import with_a_device
 
 import oracle.judge.gate as gate_module
 from oracle.golden.compare import Comparison, compare
@@ -20,9 +21,6 @@ from oracle.golden.evidence import PromptEvidence, PromptProbes
 from oracle.golden.format import Golden
 from oracle.judge.gate import Case, Judgement, PlantsEvidence, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
-from oracle.judge.ops import planned_evidence as planned_ops
-from oracle.judge.slots import expected_uses
-from oracle.judge.staging import planned_evidence
 from oracle.judge.verdict import Report, judge_session
 from oracle.subjects.run import PromptRun, ResidentEvidence, SlotEvidence
 
@@ -43,14 +41,8 @@ def whole(case: Case) -> Case:
     prompts = tuple(sorted(case.golden.prompts, key=lambda p: len(p.fed))[:2])
     small = replace(case, golden=replace(case.golden, prompts=prompts))
     small = small.with_run(prompts={p.name: case.run.prompts[p.name] for p in prompts})
-    uses = expected_uses(small)
-    slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
     identity = replace(case.run.identity, required_gates=GATE_NAMES, device={"kind": "sim"})
-    stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    residents, ops = planned_evidence(small, len(prompts)), planned_ops()
-    shown = small.with_run(identity=identity, slots=slots, stats=stats, residents=residents, ops=ops)
-    for gate in GATES:
-        shown = gate.honest(shown) if isinstance(gate, PlantsEvidence) and gate.name != "counters" else shown
+    shown = with_a_device(small.with_run(identity=identity))
     return replace(shown, base=None)
 
 

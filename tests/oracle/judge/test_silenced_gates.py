@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from equivalent_mutants import EQUIVALENT
-from judge_cases import mini_golden
+from judge_cases import mini_golden, with_a_device
 from silencing import Silenced, silenced
 
 import oracle.judge.controls as controls
@@ -33,15 +33,12 @@ from goldens import mini_checkpoint
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import load_golden
-from oracle.judge.gate import Case, Gate, PlantsEvidence
+from oracle.judge.gate import Case, Gate
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
-from oracle.judge.ops import planned_evidence as planned_ops
-from oracle.judge.slots import expected_uses
-from oracle.judge.staging import planned_evidence
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectRequest
-from oracle.subjects.run import PromptRun, Run, SlotEvidence
+from oracle.subjects.run import PromptRun, Run
 
 BY_NAME = {gate.name: gate for gate in GATES}
 CLASSES = ("bf16", "fp32")
@@ -62,13 +59,11 @@ def mini_case() -> Case:
 @pytest.fixture
 def whole(request: pytest.FixtureRequest, name: str) -> Case:
     """What the gate `name` is tried on."""
-    case = request.getfixturevalue("mini_case" if name in ("golden", "routing") else "tiny_case")
-    gate = BY_NAME[name]
-    return gate.honest(case) if isinstance(gate, PlantsEvidence) else case
+    return request.getfixturevalue("mini_case" if name in ("golden", "routing") else "tiny_case")
 
 
 def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None = None) -> Case:
-    """The perfect subject's answers, with the evidence of slots and residents beside them."""
+    """The perfect subject's answers, with the evidence of an honest device beside them."""
     golden = load_golden(golden_folder)
     golden = replace(golden, prompts=tuple(p for p in golden.prompts if names is None or p.name in names))
     request = SubjectRequest(checkpoint, golden_folder)
@@ -76,14 +71,7 @@ def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None 
     identity = replace(outcomes[0].identity, required_gates=GATE_NAMES, device={"kind": "sim"})
     run = Run(identity, golden.digest, {outcome.job.prompt: outcome.run for outcome in outcomes if outcome.run is not None})
     case = Case(golden, run, Checkpoint.open(checkpoint), golden.document.classes["bf16"])
-    uses = expected_uses(case)
-    slots = SlotEvidence(4, 4000, 4000, sum(times for _, _, times in uses), expert_uses=uses)
-    stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    residents, ops = planned_evidence(case, len(golden.prompts)), planned_ops()
-    case = case.with_run(slots=slots, stats=stats, residents=residents, ops=ops)
-    for gate in GATES:
-        case = gate.honest(case) if isinstance(gate, PlantsEvidence) and gate.name != "counters" else case
-    return case
+    return with_a_device(case)
 
 
 def judged(whole: Case, gate: str, numeric_class: Any) -> verdict.Report:

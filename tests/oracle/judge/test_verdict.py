@@ -7,25 +7,33 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from judge_cases import HOST_GATES, flipped, narrowest, outside_stored, widest, with_bands, with_choice, with_prompt, with_run
+from judge_cases import (
+    HOST_GATES,
+    flipped,
+    narrowest,
+    outside_stored,
+    widest,
+    with_a_device,
+    with_bands,
+    with_choice,
+    with_prompt,
+    with_run,
+)
 
 import oracle.judge.ledger as ledger
 import oracle.judge.verdict as verdict_module
 from oracle.errors import GoldenError
 from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
-from oracle.judge.gate import Case, Finding, Gate, Judgement, PlantsEvidence, gate_id
+from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
-from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.judge.slot_audit import SlotAuditor
-from oracle.judge.slots import expected_uses
-from oracle.judge.staging import planned_evidence
 from oracle.judge.verdict import Report, judge_session
 from oracle.serialization import canonical_json
 from oracle.subjects.protocol import LibraryRecord
-from oracle.subjects.run import SlotEvidence
 
 BY_NAME = {gate.name: gate for gate in GATES}
 RUN_GATES = [gate.name for gate in GATES]
+OF_A_DEVICE = ("operands", "census", "counters", "determinism")
 
 
 def judged(case: Case, **changes: Any) -> Report:
@@ -49,16 +57,8 @@ def few(case: Case) -> Case:
 @pytest.fixture(scope="module")
 def streamed(few: Case) -> Case:
     """The perfect run as a subject with a device and slots would show it: every gate is required."""
-    layers, k = few.golden.prompts[0].expert_ids.shape[1:]
-    uses = 2 * few.golden.positions * layers * k
     identity = replace(few.run.identity, required_gates=GATE_NAMES, device={"kind": "sim"})
-    stats = {"fills": 4, "staged_bytes": 4000, "verified_bytes": 4000}
-    slots = SlotEvidence(4, 4000, 4000, uses, expert_uses=expected_uses(few))
-    residents = planned_evidence(few, len(few.run.prompts))
-    shown = with_run(few, identity=identity, slots=slots, residents=residents, ops=planned_ops(), stats=stats)
-    for gate in GATES:
-        shown = gate.honest(shown) if isinstance(gate, PlantsEvidence) and gate.name != "counters" else shown
-    return shown
+    return with_a_device(with_run(few, identity=identity))
 
 
 def test_the_perfect_subject_is_green_and_answers_no_gate_it_does_not_declare(few: Case) -> None:
@@ -216,7 +216,7 @@ def test_a_harness_under_which_even_the_perfect_subject_fails_ends_red(few: Case
 def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, few: Case) -> None:
     absent = "the subject does not declare it, and its evidence is not in the run"
     reasons = {entry.gate: entry.reason for entry in judged(few).ledger}
-    unshown = ("staging", "slots", "operands", "ops", "census", "counters", "determinism")
+    unshown = ("staging", "slots", "ops", *OF_A_DEVICE)
     assert reasons == {name: absent if name in unshown else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
@@ -229,6 +229,7 @@ def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, fe
         "ops": "the run holds no statistics of single ops",
         "operands": "the run holds no computing copies of fp8 weights",
         "census": "the run holds no record of ops",
+        "determinism": "the run holds no repeats",
     }
 
 
@@ -329,7 +330,10 @@ def test_a_finding_s_text_has_the_worst_the_place_the_count_and_what_was_allowed
     assert str(finding) == "too far (4 of 9, worst 2 nats, allowed 1 nat, at p[3])"
 
 
-@pytest.mark.parametrize("name", [g.name for g in GATES if g.name not in ("golden", "slots", "staging", "operands", "census")])
+@pytest.mark.parametrize(
+    "name",
+    [g.name for g in GATES if g.name not in ("golden", "slots", "staging", "operands", "census", "counters", "determinism")],
+)
 def test_each_planted_finding_says_how_many_of_how_many_what_and_what_was_allowed(few: Case, name: str) -> None:
     gate = BY_NAME[name]
     finding = gate.judge(next(iter(gate.plants(few).values()))).findings[0]

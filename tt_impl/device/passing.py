@@ -1,0 +1,17 @@
+"""A device that stands before another and hands every call on; what is derived from it changes or notes some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tt_impl.device.protocol import Device
+
+
+class Passing:
+    """See the header."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
