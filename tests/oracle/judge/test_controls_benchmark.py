@@ -12,18 +12,18 @@ from oracle.judge.gates import GATES
 
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> controls.Spent:
-    spent = controls.Spent({"subject": 80.0, **{gate.name: 2.5 for gate in GATES}}, {gate.name: 2.0 for gate in GATES})
+    spent = controls.Spent({"subject": 80.0, **{gate.name: 2.5 for gate in GATES}}, {gate.name: 1.0 for gate in GATES})
     monkeypatch.setattr(controls, "measure", lambda _options: spent)
     return spent
 
 
 def test_the_share_is_of_the_session_without_its_controls(spent: controls.Spent, capsys: pytest.CaptureFixture[str]) -> None:
-    assert spent.share == pytest.approx(2.0 * len(GATES) / (80 + 2.5 * len(GATES)))
+    assert spent.share == pytest.approx(1.0 * len(GATES) / (80 + 2.5 * len(GATES)))
     assert controls.main([]) == 0
     printed = capsys.readouterr().out
     assert all(f"| {gate.name} " in printed for gate in GATES)
     assert "NOT met" not in printed
-    spent.own["subject"] = 40.0
+    spent.own["subject"] = 20.0
     assert controls.main([]) == 1
     assert "NOT met" in capsys.readouterr().out
     assert controls.main(["--small"]) == 0
