@@ -33,7 +33,7 @@ def test_the_draws_reach_every_room_number_of_slots_and_kind_of_schedule() -> No
     for draws in (DRAWS, many):
         assert {draw.room for draw in draws} == set(ROOMS)
         assert {draw.slots_above for draw in draws} == {1, 2, 3}
-        assert {draw.schedule.partition(":")[0] for draw in draws} == {"lazy", "eager", "seeded"}
+        assert {draw.schedule.partition(":")[0] for draw in draws} == {"lazy", "eager", "random", "reuse"}
     assert {draw.arm for draw in many} == set(ARMS)
 
 

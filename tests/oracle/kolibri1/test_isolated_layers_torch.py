@@ -45,7 +45,8 @@ def isolated(golden: Golden, reference: Reference, checkpoint: Checkpoint) -> Is
     assert isinstance(subject, IsolatesLayers)
     inputs = golden.probes.layer_inputs
     outputs = [subject.layer(layer, inputs[:, layer].copy()) for layer in range(inputs.shape[1])]
-    return compare_layers(golden, outputs, golden.document.classes[reference.arm.numeric_class].limits)
+    limits = golden.document.classes[reference.arm.numeric_class].limits_for([golden.document.probe_prompt])
+    return compare_layers(golden, outputs, limits)
 
 
 def off(found: Isolated) -> list[int]:
