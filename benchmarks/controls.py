@@ -20,12 +20,11 @@ from tables import Mark, print_marks, print_table
 
 import oracle.judge.session as session
 from goldens import mini_checkpoint
-from oracle.judge.controls import auditor_controls, gate_controls
+from oracle.judge.auditing import AUDITED
+from oracle.judge.controls import gate_controls
 from oracle.judge.gate import Case
 from oracle.judge.gates import GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job
-from oracle.judge.ops_controls import ops_controls
-from oracle.judge.resident_controls import resident_controls
 from oracle.judge.session import DEFAULT_SUBJECT, PERFECT, SessionOptions, record_session
 from oracle.judge.verdict import require_class
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -94,9 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _audit(checkpoint: Checkpoint) -> None:
-    auditor_controls(checkpoint)
-    resident_controls(checkpoint)
-    ops_controls()
+    for auditing in AUDITED.values():
+        auditing.controls(checkpoint)
 
 
 def _seconds(value: float | None) -> str:

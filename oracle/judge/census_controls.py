@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from oracle.judge.census_audit import CensusAuditor
 from oracle.judge.census_plan import NORMS, stages
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import expert_weight

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.facts import SessionFacts
 from oracle.judge.gate import Finding, Judgement, Verdict
 from oracle.subjects.protocol import LibraryRecord

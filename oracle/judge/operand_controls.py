@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
 
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.dequantize import DequantizedWeights
 from oracle.judge.operand_audit import OperandAuditor
 from oracle.kolibri1.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.ops import judge_ops
 from oracle.judge.ops_audit import measure, rounded_exactly
 from oracle.judge.ops_cases import MINI, OpPlan, plans

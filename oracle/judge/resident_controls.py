@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.resident_audit import audit_residents, resident_plan
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import SCALE_SUFFIX

@@ -12,8 +12,8 @@ from oracle.environment import environment_record
 from oracle.errors import GoldenError, RunError
 from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, load_golden
+from oracle.judge.auditing import device_controls, session_plants
 from oracle.judge.budget import Budget, run_within
-from oracle.judge.controls import device_controls
 from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import FEW_PLANT_STEPS, PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
@@ -31,8 +31,6 @@ from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
 PERFECT = "perfect"
-_AUDITED = ("gate:slots", "gate:staging", "gate:operands", "gate:census")
-"""Answers of planted faults that an auditor of a prompt's first steps gives."""
 Progress = Callable[[int, int], None]
 """Called as (jobs done, of)."""
 
@@ -262,8 +260,8 @@ def _subject_jobs(options: SessionOptions, golden: Golden) -> tuple[list[PromptJ
             ),
             expected,
         )
-        for plant, expected in sorted(factory.plants.items())
-        if expected == "gate:ops" or (asked and (expected in _AUDITED or expected.startswith("device-fault:")))
+        for plant, expected in session_plants(factory.plants).items()
+        if asked or expected == "gate:ops"
     ]
     return own, planted
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
+from oracle.judge.slot_controls import one_honest_fill
 from oracle.subjects.run import Run, SlotEvidence, use_table
 
 PASSES = 2
@@ -67,6 +68,13 @@ class SlotsGate:
             tuple(findings),
             {"fills": seen.fills, "verified bytes": seen.verified_bytes, "uses": seen.uses},
         )
+
+    def honest(self, case: Case) -> Case:
+        """With the evidence of one honest fill, and every use."""
+        seen, uses = one_honest_fill(case.checkpoint), expected_uses(case)
+        stats = {"fills": seen.fills, "staged_bytes": seen.verified_bytes, "verified_bytes": seen.verified_bytes}
+        slots = replace(seen, uses=sum(times for _, _, times in uses), expert_uses=uses)
+        return case.with_run(slots=slots, stats=stats)
 
     def plants(self, case: Case) -> dict[str, Case]:
         """Twice the verified bytes, as a tautological verification once stated; a violation; uses that are not the run's."""

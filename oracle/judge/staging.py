@@ -53,6 +53,10 @@ class StagingGate:
             findings.append(Finding("nothing was read back", verdict="incomplete"))
         return Judgement(compared, tuple(findings), {"read-backs": seen.readbacks, "tensors": tensors, "bytes": compared})
 
+    def honest(self, case: Case) -> Case:
+        """With the evidence of one honest read-back after each prompt."""
+        return case.with_run(residents=planned_evidence(case, len(case.run.prompts)))
+
     def plants(self, case: Case) -> dict[str, Case]:
         """A violation; a tensor that nobody read; a kind the plan has not; a prompt after which nothing was read."""
         honest = case.run.residents or planned_evidence(case, len(case.run.prompts))

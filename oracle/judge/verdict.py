@@ -9,17 +9,15 @@ from typing import Any
 from oracle.errors import GoldenError
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.format import Golden
-from oracle.judge.census_controls import census_controls
-from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
+from oracle.judge.auditing import controls_of_auditing
+from oracle.judge.control_result import ControlResult
+from oracle.judge.controls import gate_controls
 from oracle.judge.facts import SessionFacts
 from oracle.judge.flip_record import FlipRecord, flip_records, signature
 from oracle.judge.gate import Case, Finding, Gate, Judgement, Verdict, gate_id, holds_evidence
 from oracle.judge.gates import GATE_NAMES, GATES, LEDGER, REQUIRED_OF_ALL
 from oracle.judge.ledger import BLIND_TO, DEFINITION, LedgerEntry, judge_ledger, ledger_controls
 from oracle.judge.localise import Localisation, accumulate
-from oracle.judge.operand_controls import operand_controls
-from oracle.judge.ops_controls import ops_controls
-from oracle.judge.resident_controls import resident_controls
 from oracle.judge.soundness import golden_findings, impossible_measures, non_finite_findings
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import NumericClass
@@ -192,18 +190,7 @@ def _judge_gate(
     # Evidence that a run holds is judged, declared or not.
     if not holds_evidence(gate, case.run) and gate.name not in case.run.identity.required_gates:
         return GateResult(gate_id(gate.name, gate.definition), gate.name, "not applicable", 0, (), (), {}, gate.blind_to)
-    controls = gate_controls(gate, control_case)
-    if gate.name == "slots":
-        elsewhere = ("gate:staging", "gate:ops", "gate:operands", "gate:census")
-        controls = (*controls, *auditor_controls(case.checkpoint), *(c for c in device if c.expected not in elsewhere))
-    if gate.name == "staging":
-        controls = (*controls, *resident_controls(case.checkpoint), *(c for c in device if c.expected == "gate:staging"))
-    if gate.name == "ops":
-        controls = (*controls, *ops_controls(), *(c for c in device if c.expected == "gate:ops"))
-    if gate.name == "operands":
-        controls = (*controls, *operand_controls(case.checkpoint), *(c for c in device if c.expected == "gate:operands"))
-    if gate.name == "census":
-        controls = (*controls, *census_controls(case.checkpoint), *(c for c in device if c.expected == "gate:census"))
+    controls = (*gate_controls(gate, control_case), *controls_of_auditing(gate.name, case.checkpoint, device))
     if not sound and gate.name != "golden":
         judgement = Judgement(0, (Finding("not compared: the golden is not sound", verdict="incomplete"),))
     elif gate.needs_alignment and not aligned:

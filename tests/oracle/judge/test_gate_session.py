@@ -15,7 +15,7 @@ import oracle.judge.session as session
 import oracle.subjects.registry as registry
 from goldens import mini_checkpoint
 from oracle.errors import CheckpointError, DeviceFault, GoldenError, RunError, SubjectError, UsageError
-from oracle.judge.controls import device_controls
+from oracle.judge.auditing import device_controls
 from oracle.judge.gate import Case, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, PromptOutcome, run_job

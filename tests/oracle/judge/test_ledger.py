@@ -8,7 +8,7 @@ import pytest
 from judge_cases import headlines
 
 import oracle.judge.ledger as ledger
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.facts import SessionFacts
 from oracle.judge.gate import Judgement
 from oracle.judge.ledger import LedgerEntry, judge_ledger, ledger_controls

@@ -16,7 +16,7 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.golden.format import load_golden
 from oracle.judge import ops_exact
-from oracle.judge.controls import device_controls
+from oracle.judge.auditing import device_controls
 from oracle.judge.gate import Case
 from oracle.judge.jobs import PromptJob, PromptOutcome
 from oracle.judge.ops import OpsGate, judge_ops, planned_evidence

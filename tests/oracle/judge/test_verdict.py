@@ -23,10 +23,12 @@ from judge_cases import (
 import oracle.judge.ledger as ledger
 import oracle.judge.verdict as verdict_module
 from oracle.errors import GoldenError
-from oracle.judge.controls import ControlResult, auditor_controls, gate_controls
+from oracle.judge.control_result import ControlResult
+from oracle.judge.controls import gate_controls
 from oracle.judge.gate import Case, Finding, Gate, Judgement, gate_id
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.slot_audit import SlotAuditor
+from oracle.judge.slot_controls import slot_controls
 from oracle.judge.verdict import Report, judge_session
 from oracle.serialization import canonical_json
 from oracle.subjects.protocol import LibraryRecord
@@ -353,7 +355,7 @@ def test_each_gate_s_controls_behave_in_every_class(case: Case, fp32_case: Case,
 
 
 def test_the_auditor_s_controls_behave(few: Case) -> None:
-    results = auditor_controls(few.checkpoint)
+    results = slot_controls(few.checkpoint)
     assert [r.expected for r in results] == ["pass", "fire", "fire", "fire", "fire", "fire"]
     assert all(r.behaved for r in results)
 
@@ -373,7 +375,7 @@ def test_an_auditor_that_stopped_looking_is_found_by_its_controls(
     few: Case, monkeypatch: pytest.MonkeyPatch, method: str, noticed: set[str]
 ) -> None:
     monkeypatch.setattr(SlotAuditor, method, lambda *_args, **_kwargs: None)
-    assert {r.name for r in auditor_controls(few.checkpoint) if not r.behaved} == noticed
+    assert {r.name for r in slot_controls(few.checkpoint) if not r.behaved} == noticed
 
 
 def test_a_token_outside_the_stored_ids_has_no_smallest_band_in_the_report(few: Case) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from oracle.golden.calibration import Bands
 from oracle.judge.blame import FlipNumbers, explain
-from oracle.judge.controls import ControlResult
+from oracle.judge.control_result import ControlResult
 from oracle.judge.facts import SessionFacts
 from oracle.judge.flip_record import FlipRecord
 from oracle.judge.gate import Finding
