@@ -74,7 +74,7 @@ def session_plants(plants: Mapping[str, str]) -> dict[str, str]:
     return {
         plant: answer
         for plant, answer in sorted(plants.items())
-        if not answer.startswith(GATE) or answer[len(GATE) :] in AUDITED
+        if not answer.startswith(GATE) or _gate_of(answer) in AUDITED
     }
 
 
