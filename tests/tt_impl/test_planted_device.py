@@ -14,11 +14,12 @@ from oracle.judge.resident_audit import audit_residents
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import read_config
 from oracle.subjects.protocol import SubjectIdentity
+from tt_impl.census_plants import IN_USE
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.planted_device import IN_USE, PLANTED, planted
+from tt_impl.planted_device import PLANTED, planted
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
