@@ -18,7 +18,8 @@ from oracle.judge.gate import Case, Gate, PlantsEvidence, holds_evidence
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.ops import judge_ops
 from oracle.judge.ops import planned_evidence as planned_ops
-from oracle.judge.ops_cases import MINI, plans
+from oracle.judge.ops_cases import MINI
+from oracle.judge.ops_plans import planned, plans
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.slots import expected_uses
 from oracle.judge.soundness import golden_findings
@@ -59,7 +60,7 @@ def gate_controls(gate: Gate, perfect: Case) -> tuple[ControlResult, ...]:
         return (ControlResult("perfect", "pass", "not aligned"), ControlResult("planted", "fire", "not run"))
     few = perfect.narrowed(telling_prompts(perfect))
     if gate.name == "ops":
-        perfect, few = (case.with_run(ops=planned_ops()) for case in (perfect, few))
+        perfect, few = (case.with_run(ops=planned_ops(case.run.identity.numeric_class)) for case in (perfect, few))
     if gate.name == "slots":
         perfect, few = _with_honest_fill(perfect), _with_honest_fill(few)
     if gate.name == "staging":
@@ -112,8 +113,8 @@ def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[Cont
 
 def _ops_fire(outcome: PromptOutcome) -> bool:
     """Whether the ops of a device with a planted fault are red, each of them measured."""
-    planned = tuple((plan.name, plan.dtype) for plan in plans((MINI,)))
-    return outcome.ops is not None and judge_ops(outcome.ops, planned).verdict == "fail"
+    cases = planned(plans(outcome.identity.numeric_class, (MINI,)))
+    return outcome.ops is not None and judge_ops(outcome.ops, cases).verdict == "fail"
 
 
 def auditor_controls(checkpoint: Checkpoint) -> tuple[ControlResult, ...]:

@@ -16,7 +16,7 @@ class Quirks:
     Attributes:
         bf16_norm_sum: `rms_norm` adds the last 16 partial sums of squares in bf16, truncating: the sum comes out at about
             0.99 of itself (a port's was 0.9899).
-        zero_narrow_norm: `rms_norm` of bf16 rows of at most 128 columns, a head's, gives exact zeros.
+        zero_narrow_norm: `rms_norm` of rows of at most 128 columns, a head's, gives exact zeros (a port's did in bf16).
         fp32_on_bf16_grid: matrix products asked for in float32 are rounded to bf16 all the same.
         flushes_subnormals: `typecast` turns subnormal numbers into zeros.
         ties_to_highest: `topk` and `argmax` prefer the highest of equal values' columns.
