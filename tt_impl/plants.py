@@ -14,7 +14,6 @@ from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.census_plants import IN_USE, RepeatsAnExpert
 from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import (
-    EXACT,
     QUIRK_PROFILES,
     Fault,
     FaultPlan,
@@ -213,5 +212,5 @@ PLANTS: Mapping[str, Plant] = {
     "memo-stale": Plant("gate:residual", serve_stale_memos),
     "fingerprint-late": Plant("gate:counters", record_fingerprint_late),
     "swap-count-late": Plant("gate:counters", count_swaps_late),
-    **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},
+    **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items()},
 }

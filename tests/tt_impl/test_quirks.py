@@ -15,7 +15,7 @@ from oracle.judge.ops_audit import audit_ops
 from oracle.judge.ops_cases import MINI, REAL, whole
 from oracle.judge.ops_plans import OpPlan, planned, plans
 from oracle.subjects.protocol import NumericClass, SubjectRequest
-from tt_impl.device.sim import EXACT, QUIRK_PROFILES
+from tt_impl.device.sim import QUIRK_PROFILES
 from tt_impl.plants import PLANTS
 from tt_impl.subject import FACTORY
 
@@ -53,7 +53,7 @@ def red_ops(folder: Path, plant: str | None, cases: tuple[OpPlan, ...], arm: str
 
 def test_every_quirk_is_planted_and_tried_here() -> None:
     assert {f"quirk-{name}" for name in AT} == {name for name, plant in PLANTS.items() if plant.caught_by == "gate:ops"}
-    assert {name for name, quirks in QUIRK_PROFILES.items() if quirks != EXACT} == AT.keys()
+    assert QUIRK_PROFILES.keys() == AT.keys()
 
 
 @pytest.mark.parametrize("arm", CLASSES)
@@ -85,9 +85,8 @@ def test_whole_weights_of_the_release_are_green(tiny_folder: Path) -> None:
 def test_the_device_says_which_quirks_it_has(tiny_folder: Path) -> None:
     assert FACTORY.open_ops(SubjectRequest(tiny_folder)).identity.device["quirks"] == "none"
     for name, quirks in QUIRK_PROFILES.items():
-        if quirks != EXACT:
-            identity = FACTORY.open_ops(SubjectRequest(tiny_folder, plant=f"quirk-{name}")).identity
-            assert identity.device["quirks"] == quirks.names != "none"
+        identity = FACTORY.open_ops(SubjectRequest(tiny_folder, plant=f"quirk-{name}")).identity
+        assert identity.device["quirks"] == quirks.names != "none"
 
 
 def test_running_ops_leaves_nothing_on_the_device(tiny_folder: Path) -> None:
