@@ -5,7 +5,7 @@ What the device logs is what it was asked for, so these are to it as if the deco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
@@ -78,6 +78,14 @@ class TurnsFullLayer(Passing):
         turned = self._device.rotary_embedding_hf(normed, self._rows["rope.cos"], self._rows["rope.sin"])
         self._device.deallocate(normed)
         return turned
+
+
+IN_USE: Mapping[str, Callable[[Device, Kolibri1Config], Any]] = {
+    "norms-crossed": SwapsNormsInUse,
+    "add-doubled": DoublesAnAdd,
+    "full-layer-turned": TurnsFullLayer,
+}
+"""By the plant's name: what changes which op is asked of a device, or with what."""
 
 
 class RepeatsAnExpert(ExpertPool):

@@ -15,17 +15,18 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.census_plants import DoublesAnAdd, SwapsNormsInUse, TurnsFullLayer
+from tt_impl.census_plants import IN_USE
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, HostArray, ReadHandle, Tensor
+from tt_impl.plant_places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
 
 
 class _FlipsWrites(Passing):
-    """One bit of the first write to each tensor whose label matches: of its array's bytes, in row-major order."""
+    """`bits` of the first write to each tensor whose label matches: of its array's bytes, in row-major order."""
 
-    def __init__(self, device: Device, label: str, offset: int, mask: int) -> None:
+    def __init__(self, device: Device, bits: PlantedBits, layer: int) -> None:
         super().__init__(device)
-        self._label, self._offset, self._mask = label, offset, mask
+        self._label, self._offset, self._mask = bits.label(layer), bits.offset, bits.mask
         self._written: set[int] = set()
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **queue: int) -> None:
@@ -50,11 +51,11 @@ class _SkipsASynchronize(Passing):
 
 
 class _CorruptsLate(Passing):
-    """Flips the lowest bit of one row-major tensor's byte 0 after its `which`-th synchronization, counted from 1."""
+    """Flips `bits` of a row-major tensor after the device's `which`-th synchronization, counted from 1."""
 
-    def __init__(self, device: Device, label: str, which: int) -> None:
+    def __init__(self, device: Device, bits: PlantedBits, layer: int, which: int) -> None:
         super().__init__(device)
-        self._label, self._left = label, which
+        self._label, self._bits, self._left = bits.label(layer), bits, which
         self._victim: Tensor | None = None
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **queue: int) -> None:
@@ -67,7 +68,7 @@ class _CorruptsLate(Passing):
         self._left -= 1
         if self._left == 0 and self._victim is not None:
             held = self._device.copy_device_to_host_tensor(self._victim, blocking=True).array().copy()
-            held.reshape(-1).view(np.uint8)[0] ^= 1
+            held.reshape(-1).view(np.uint8)[self._bits.offset] ^= self._bits.mask
             self._device.copy_host_to_device_tensor(held, self._victim)
 
 
@@ -120,11 +121,11 @@ _HEAD = 128
 _ATTENTION = "paged_scaled_dot_product_attention_decode"
 
 PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
-    "slot-byte": lambda device, layer: _FlipsWrites(device, f"layer{layer}.slot0", 5, 0x10),
-    "resident-byte": lambda device, layer: _FlipsWrites(device, f"model.layers.{layer}.self_attn.o_proj.weight", 7, 0x02),
-    "missing-drain": lambda device, layer: _SkipsASynchronize(device, layer + 1),
-    "memo-byte": lambda device, layer: _FlipsWrites(device, f"layer{layer}.expert*.down", 4, 0x01),
-    "norm-byte-late": lambda device, layer: _CorruptsLate(device, f"model.layers.{layer}.input_layernorm.weight", layer + 1),
+    "slot-byte": lambda device, layer: _FlipsWrites(device, SLOT_BYTE, layer),
+    "resident-byte": lambda device, layer: _FlipsWrites(device, RESIDENT_BYTE, layer),
+    "missing-drain": lambda device, layer: _SkipsASynchronize(device, drain_of(layer)),
+    "memo-byte": lambda device, layer: _FlipsWrites(device, MEMO_BYTE, layer),
+    "norm-byte-late": lambda device, layer: _CorruptsLate(device, NORM_BYTE, layer, drain_of(layer)),
     "quirk-norm-sum-bf16": _quirk(("rms_norm",), lambda array: array * np.float32(1.005)),
     "quirk-narrow-norm-zero": _quirk(("rms_norm",), _zeros_if_narrow),
     "quirk-fp32-on-bf16-grid": _quirk(("linear", "matmul"), lambda array: array.astype(bfloat16)),
@@ -134,14 +135,6 @@ PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
     "quirk-truncating": _quirk(("add", "mul", "linear", "matmul", "rms_norm"), _cut),
 }
 """By the plant's name: what changes the calls to a device, for the layer that plants go for."""
-
-
-IN_USE: Mapping[str, Callable[[Device, Kolibri1Config], Any]] = {
-    "norms-crossed": SwapsNormsInUse,
-    "add-doubled": DoublesAnAdd,
-    "full-layer-turned": TurnsFullLayer,
-}
-"""By the plant's name: what changes which op is asked of a device, or with what. The simulated card's are the same."""
 
 
 def planted(device: Device, plant: str | None, layer: int, config: Kolibri1Config) -> Device:

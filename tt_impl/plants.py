@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.census_plants import DoublesAnAdd, RepeatsAnExpert, SwapsNormsInUse, TurnsFullLayer
-from tt_impl.device.protocol import Bytes, Device
+from tt_impl.census_plants import IN_USE, RepeatsAnExpert
+from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import (
-    EXACT,
     QUIRK_PROFILES,
     Fault,
     FaultPlan,
@@ -29,6 +27,7 @@ from tt_impl.device.sim import (
 from tt_impl.expert_layout import ExpertSource
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.operand_plants import MisplacesDown
+from tt_impl.plant_places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
 from tt_impl.pool_plants import CountsSwapsLate, RecordsLate, ServesStaleMemos
 from tt_impl.staging import WeightSource
 
@@ -57,13 +56,14 @@ class Plant:
     apply: Callable[[Parts], Parts]
 
 
-def _with_fault(parts: Parts, fault: Fault) -> Parts:
+def _with_flip(parts: Parts, bits: PlantedBits, when: OnWrite | OnDrain) -> Parts:
+    fault = Fault(bits.label(parts.planted_layer), when, Flip(bits.offset, bits.mask))
     return replace(parts, open_device=partial(SimDevice, faults=FaultPlan((fault,))))
 
 
 def flip_slot_byte(parts: Parts) -> Parts:
     """One bit of an expert's bytes flips on the device as its first fill lands."""
-    return _with_fault(parts, Fault(f"layer{parts.planted_layer}.slot0", OnWrite(), Flip(offset=5, mask=0x10)))
+    return _with_flip(parts, SLOT_BYTE, OnWrite())
 
 
 class _WrongExpert:
@@ -103,8 +103,8 @@ class _SkipsOneSynchronize(SimDevice):
 
 
 def skip_drain(parts: Parts) -> Parts:
-    """The settling of one layer's first fills is left out. Cold slots make every layer drain in the first step."""
-    return replace(parts, open_device=partial(_SkipsOneSynchronize, parts.planted_layer + 1))
+    """The settling of one layer's first fills is left out."""
+    return replace(parts, open_device=partial(_SkipsOneSynchronize, drain_of(parts.planted_layer)))
 
 
 class _SwapsNames:
@@ -132,17 +132,16 @@ def shorten_window(parts: Parts) -> Parts:
 
 def flip_fp8_byte(parts: Parts) -> Parts:
     """One bit of a resident fp8 projection flips as it is staged. No op reads it: computing has a copy of its own."""
-    name = f"model.layers.{parts.planted_layer}.self_attn.o_proj.weight"
-    return _with_fault(parts, Fault(name, OnWrite(), Flip(offset=7, mask=0x02)))
+    return _with_flip(parts, RESIDENT_BYTE, OnWrite())
 
 
 def corrupt_norm_late(parts: Parts) -> Parts:
     """The last bit of one element of a resident norm flips once decoding is under way: few tokens, if any, show it."""
-    name = f"model.layers.{parts.planted_layer}.input_layernorm.weight"
-    return _with_fault(parts, Fault(name, OnDrain(parts.planted_layer + 1), Flip()))
+    return _with_flip(parts, NORM_BYTE, OnDrain(drain_of(parts.planted_layer)))
 
 
-def _asked_otherwise(parts: Parts, plant: Callable[[Device, Kolibri1Config], Any]) -> Parts:
+def _asked_otherwise(parts: Parts, name: str) -> Parts:
+    plant = IN_USE[name]
     return replace(parts, open_device=lambda **options: plant(SimDevice(**options), parts.config))
 
 
@@ -153,7 +152,7 @@ def misplace_down(parts: Parts) -> Parts:
 
 def flip_memo_byte(parts: Parts) -> Parts:
     """The last bit of one element of each of a layer's dequantized down projections flips as it lands on the device."""
-    return _with_fault(parts, Fault(f"layer{parts.planted_layer}.expert*.down", OnWrite(), Flip(offset=4)))
+    return _with_flip(parts, MEMO_BYTE, OnWrite())
 
 
 def repeat_expert(parts: Parts) -> Parts:
@@ -163,17 +162,17 @@ def repeat_expert(parts: Parts) -> Parts:
 
 def swap_norms_in_use(parts: Parts) -> Parts:
     """Two layers' norms are staged as they should, and each layer's op is given the other's."""
-    return _asked_otherwise(parts, SwapsNormsInUse)
+    return _asked_otherwise(parts, "norms-crossed")
 
 
 def double_an_add(parts: Parts) -> Parts:
     """What attention gives is added to a layer's residual stream twice."""
-    return _asked_otherwise(parts, DoublesAnAdd)
+    return _asked_otherwise(parts, "add-doubled")
 
 
 def turn_full_layer(parts: Parts) -> Parts:
     """A full layer's queries and keys are turned as a sliding one's."""
-    return _asked_otherwise(parts, TurnsFullLayer)
+    return _asked_otherwise(parts, "full-layer-turned")
 
 
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
@@ -213,5 +212,5 @@ PLANTS: Mapping[str, Plant] = {
     "memo-stale": Plant("gate:residual", serve_stale_memos),
     "fingerprint-late": Plant("gate:counters", record_fingerprint_late),
     "swap-count-late": Plant("gate:counters", count_swaps_late),
-    **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items() if q != EXACT},
+    **{f"quirk-{name}": Plant("gate:ops", compute_with(q)) for name, q in QUIRK_PROFILES.items()},
 }

@@ -15,8 +15,9 @@ from oracle.judge.control_result import ControlResult
 from oracle.judge.jobs import PromptOutcome
 from oracle.judge.operand_controls import operand_controls
 from oracle.judge.ops import judge_ops
-from oracle.judge.ops_cases import MINI, plans
+from oracle.judge.ops_cases import MINI
 from oracle.judge.ops_controls import ops_controls
+from oracle.judge.ops_plans import planned, plans
 from oracle.judge.resident_controls import resident_controls
 from oracle.judge.slot_controls import slot_controls
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -48,8 +49,9 @@ def _operands_red(outcome: PromptOutcome) -> bool:
 
 
 def _ops_red(outcome: PromptOutcome) -> bool:
-    planned = tuple((plan.name, plan.dtype) for plan in plans((MINI,)))
-    return outcome.ops is not None and judge_ops(outcome.ops, planned).verdict == "fail"
+    if outcome.ops is None:
+        return False
+    return judge_ops(outcome.ops, planned(plans(outcome.identity.numeric_class, (MINI,)))).verdict == "fail"
 
 
 def _census_red(outcome: PromptOutcome) -> bool:
@@ -72,9 +74,7 @@ GATE = "gate:"
 def session_plants(plants: Mapping[str, str]) -> dict[str, str]:
     """Of a subject's planted faults, with their answers, those that every session plants: what an auditor or a check sees."""
     return {
-        plant: answer
-        for plant, answer in sorted(plants.items())
-        if not answer.startswith(GATE) or _gate_of(answer) in AUDITED
+        plant: answer for plant, answer in sorted(plants.items()) if not answer.startswith(GATE) or _gate_of(answer) in AUDITED
     }
 
 

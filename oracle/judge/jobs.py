@@ -25,7 +25,8 @@ from oracle.judge.gates import GATE_NAMES
 from oracle.judge.observers import Observers
 from oracle.judge.operand_audit import OperandAuditor
 from oracle.judge.ops_audit import audit_ops
-from oracle.judge.ops_cases import MINI, plans
+from oracle.judge.ops_cases import MINI, REAL
+from oracle.judge.ops_plans import plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
@@ -198,7 +199,8 @@ class _SubjectSession:
         device = factory.open_ops(self.job.request)
         assumed, self.identity = self.identity, device.identity
         _check_identity(self.job, factory, assumed, self.identity)
-        self.ops = audit_ops(device, plans() if self.job.request.plant is None else plans((MINI,)), moving)
+        geometries = (MINI, REAL) if self.job.request.plant is None else (MINI,)
+        self.ops = audit_ops(device, plans(self.identity.numeric_class, geometries), moving)
         with contextlib.suppress(DeviceFault):
             device.close()
 

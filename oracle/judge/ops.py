@@ -13,6 +13,10 @@ least visible is a sum of squares 1 % short, at 1.6 of the bound and a mean of 0
 prints the table of docs/ops.md anew. Top-k and argmax must prefer the lowest of equal values' columns, a rule of ours: ttnn
 promises none.
 
+Which cases: those that the arm under judgement needs, by the numeric class it declares (`ops_plans`). In `fp32` activations
+are float32, in the others bfloat16, and every arm makes and selects from float32 logits. A device need not have an op in a
+dtype that the arm never gives it: ttnn has no float32 attention, and nobody judges the class fp32 there. `cases` counts them.
+
 It measures from raw results, once a session, on a device without a model. It cannot see what ops do to each other, shapes
 that are not asked for, or which op a decoder calls with what; and a kernel that keeps probabilities in bf16, as a fast
 attention may, is red here though models survive it.
@@ -23,9 +27,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oracle.judge.gate import Case, Finding, Judgement, not_held
-from oracle.judge.ops_cases import plans
 from oracle.judge.ops_exact import SIGMAS
+from oracle.judge.ops_plans import planned, plans
 from oracle.subjects.ops import OpsEvidence, OpStatistics
+from oracle.subjects.protocol import NumericClass
 from oracle.subjects.run import Run
 
 BIAS_SIGMAS = 6.0
@@ -38,7 +43,8 @@ BIAS_UNITS = 0.05
 class OpsGate:
     name = "ops"
     definition = {
-        "version": 1,
+        "version": 2,
+        "cases": "each op in the activation dtype of the class, and what every class has in float32",
         "metric": "error of each op's elements, mean signed error, bits of what computes nothing, rows of one value, bf16 grid",
         "statistic": "maximum over what arithmetic allows; mean over its standard error; equality",
         "sigmas of float32 sums": SIGMAS,
@@ -54,15 +60,15 @@ class OpsGate:
     def judge(self, case: Case) -> Judgement:
         if case.run.ops is None:
             return not_held("statistics of single ops")
-        return judge_ops(case.run.ops, tuple((plan.name, plan.dtype) for plan in plans()))
+        return judge_ops(case.run.ops, planned(plans(case.run.identity.numeric_class)))
 
     def honest(self, case: Case) -> Case:
         """With the evidence of a device that computes every case."""
-        return case.with_run(ops=planned_evidence())
+        return case.with_run(ops=planned_evidence(case.run.identity.numeric_class))
 
     def plants(self, case: Case) -> dict[str, Case]:
         """One statistic of one op spoiled; a case that is missing, asked twice, of another dtype, or of nothing."""
-        honest = planned_evidence()
+        honest = planned_evidence(case.run.identity.numeric_class)
         (moves, computes), cases = _first_of_each(honest), honest.cases
         spoiled = {
             "a bit off": replace(moves, unequal=1),
@@ -85,14 +91,14 @@ class OpsGate:
         return {name: case.with_run(ops=OpsEvidence(each)) for name, each in changed.items()}
 
 
-def judge_ops(evidence: OpsEvidence, planned: tuple[tuple[str, str], ...]) -> Judgement:
+def judge_ops(evidence: OpsEvidence, cases: tuple[tuple[str, str], ...]) -> Judgement:
     """Judge statistics that must be those of the planned cases, (name, dtype) each."""
     findings = [finding for each in evidence.cases for finding in _of_one(each)]
     seen = [(each.case, each.dtype) for each in evidence.cases]
-    if tuple(seen) != planned:
-        missing = sorted(set(planned) - set(seen)) or sorted(set(seen) - set(planned)) or [("one case twice", "")]
+    if tuple(seen) != cases:
+        missing = sorted(set(cases) - set(seen)) or sorted(set(seen) - set(cases)) or [("one case twice", "")]
         findings.append(
-            Finding("the ops that ran are not the plan's", where=missing[0][0], worst=f"{len(seen)}", allowed=f"{len(planned)}")
+            Finding("the ops that ran are not the plan's", where=missing[0][0], worst=f"{len(seen)}", allowed=f"{len(cases)}")
         )
     worst = max((each.worst for each in evidence.cases), default=0.0)
     measured = {
@@ -131,9 +137,10 @@ def _of_one(each: OpStatistics) -> list[Finding]:
     return found
 
 
-def planned_evidence() -> OpsEvidence:
-    """The evidence of an honest device."""
-    return OpsEvidence(tuple(OpStatistics(plan.name, plan.dtype, compared=64, standard_error=0.001) for plan in plans()))
+def planned_evidence(numeric_class: NumericClass) -> OpsEvidence:
+    """The evidence of an honest device, in an arm of that class."""
+    cases = planned(plans(numeric_class))
+    return OpsEvidence(tuple(OpStatistics(name, dtype, compared=64, standard_error=0.001) for name, dtype in cases))
 
 
 def _first_of_each(honest: OpsEvidence) -> tuple[OpStatistics, OpStatistics]:

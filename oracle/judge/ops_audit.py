@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from oracle.errors import DeviceFault
-from oracle.judge.ops_cases import OpCase, OpPlan
+from oracle.judge.ops_cases import OpCase
 from oracle.judge.ops_exact import Exact
+from oracle.judge.ops_plans import OpPlan
 from oracle.subjects.ops import HostArray, OpsEvidence, OpStatistics, RunsOps, array_dtype
 
 _DIGITS = 4

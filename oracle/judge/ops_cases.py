@@ -1,4 +1,4 @@
-"""What gate `ops` asks of a device: each op of a decode step, at the mini's and the release's widths, operands seeded by name.
+"""What gate `ops` asks of a device, op by op: operands at a geometry's widths, seeded by name, and the true results.
 
 Sums run over their whole real width (hidden 2560, q 6144, expert 512, head 128, window 513), since errors grow with it; of a
 weight's rows, each of which is a sum of its own, a slice is enough: 256 of the projections, 512 of the head's 128,000, all
@@ -8,7 +8,7 @@ weight's rows, each of which is a sum of its own, a slice is enough: 256 of the 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,24 +67,6 @@ class OpCase:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class OpPlan:
-    """A case before its operands are made.
-
-    Attributes:
-        name: of op, geometry and dtype; unique. Seeds the operands.
-    """
-
-    name: str
-    op: str
-    dtype: str
-    make: Callable[[Draw], OpCase]
-
-    def case(self) -> OpCase:
-        """Operands and true results, always the same ones."""
-        return self.make(Draw(self.name, self.dtype))
-
-
 class Draw:
     """Seeded operands of one case."""
 
@@ -100,69 +82,6 @@ class Draw:
         return (1 + 0.3 * self.rng.standard_normal((1, width))).astype(np.float32).astype(array_dtype(self.dtype))
 
 
-def plans(geometries: Sequence[Geometry] = (MINI, REAL)) -> tuple[OpPlan, ...]:
-    """Every op at every geometry, in each dtype that a decoder uses it in."""
-    return tuple(plan for geometry in geometries for plan in (*_rows(geometry), *_selection(geometry), *_attention(geometry)))
-
-
-def _plan(g: Geometry, op: str, what: str, dtype: str, make: Callable[[Draw], OpCase]) -> OpPlan:
-    return OpPlan(" ".join((op, *([what] if what else []), g.name, dtype)), op, dtype, make)
-
-
-def _rows(g: Geometry) -> list[OpPlan]:
-    both = ("bfloat16", "float32")
-    found = [_plan(g, "embedding", "", dtype, lambda d: _embedding(d, g.hidden)) for dtype in both]
-    found += [_plan(g, "typecast", "to", other, lambda d: _typecast(d, g.hidden)) for other in both]
-    found += [_plan(g, "rms_norm", "hidden", dtype, lambda d: _norm(d, (ROWS, g.hidden))) for dtype in both]
-    found += [_plan(g, "rms_norm", "q heads", dtype, lambda d: _norm(d, (2, g.heads, g.head_dim))) for dtype in both]
-    found += [_plan(g, "rms_norm", "k heads", "bfloat16", lambda d: _norm(d, (2, g.groups, g.head_dim)))]
-    linears = {
-        "qkv": (g.hidden, g.projection_rows, "bfloat16"),
-        "output": (g.q, min(g.projection_rows, g.hidden), "bfloat16"),
-        "expert up and gate": (g.hidden, 2 * g.expert, "bfloat16"),
-        "expert down": (g.expert, min(g.projection_rows, g.hidden), "bfloat16"),
-        "router": (g.hidden, g.experts, "float32"),
-        "head": (g.hidden, g.head_rows, "float32"),
-    }
-    for what, (width, rows, dtype) in linears.items():
-        found.append(_plan(g, "linear", what, dtype, lambda d, w=width, r=rows: _linear(d, w, r, "bfloat16")))
-    found.append(
-        _plan(g, "linear", "of float32", "float32", lambda d: _linear(d, g.hidden, min(g.projection_rows, 64), "float32"))
-    )
-    found += [_plan(g, "matmul", "combine", dtype, lambda d: _combine(d, g.top, g.hidden)) for dtype in both]
-    for op, ufunc in (("add", np.add), ("mul", np.multiply)):
-        for dtype in both:
-            found.append(_plan(g, op, "", dtype, lambda d, u=ufunc: _binary(d, g.hidden, u)))
-    for op, exact in (("silu", ops_exact.silu), ("sigmoid", ops_exact.sigmoid)):
-        for dtype in both:
-            found.append(_plan(g, op, "", dtype, lambda d, e=exact: _unary(d, g.expert, e)))
-    found += [_plan(g, "swiglu", "", dtype, lambda d: _unary(d, 2 * g.expert, ops_exact.swiglu)) for dtype in both]
-    found.append(_plan(g, "concat_rows", "", "bfloat16", lambda d: _concat(d, g.top, g.hidden)))
-    return found
-
-
-def _selection(g: Geometry) -> list[OpPlan]:
-    found = [_plan(g, "topk", "", dtype, lambda d: _topk(d, g.experts, g.top)) for dtype in ("bfloat16", "float32")]
-    found.append(_plan(g, "gather", "", "float32", lambda d: _gather(d, g.experts, g.top)))
-    found += [_plan(g, "argmax", "", dtype, lambda d: _argmax(d, g.head_rows)) for dtype in ("bfloat16", "float32")]
-    return found
-
-
-def _attention(g: Geometry) -> list[OpPlan]:
-    both = ("bfloat16", "float32")
-    found = [
-        _plan(g, "nlp_create_qkv_heads_decode", "", "bfloat16", lambda d: _heads(d, g)),
-        _plan(g, "nlp_concat_heads_decode", "", "bfloat16", lambda d: _joined(d, g)),
-        _plan(g, "paged_update_cache", "", "bfloat16", lambda d: _update(d, g)),
-        _plan(g, "paged_fill_cache", "", "bfloat16", lambda d: _fill(d, g)),
-    ]
-    found += [_plan(g, "rotary_embedding_hf", "", dtype, lambda d: _rope(d, g)) for dtype in both]
-    name = "paged_scaled_dot_product_attention_decode"
-    found += [_plan(g, name, "window", dtype, lambda d: _attend(d, g, g.window)) for dtype in both]
-    found.append(_plan(g, name, "full", "bfloat16", lambda d: _attend(d, g, None)))
-    return found
-
-
 def _equal(*arrays: HostArray) -> tuple[Exact, ...]:
     return tuple(Exact(array, array.dtype.name, equal=True) for array in arrays)
 
@@ -171,13 +90,13 @@ def _wide(array: HostArray) -> Float64:
     return array.astype(np.float64)
 
 
-def _embedding(d: Draw, width: int) -> OpCase:
+def embedding(d: Draw, width: int) -> OpCase:
     table = d.normal(64, width)
     ids = d.rng.integers(0, 64, (1, 2 * ROWS)).astype(np.uint32)
     return OpCase({"ids": ids, "weight": table}, _equal(table[ids[0]]))
 
 
-def _typecast(d: Draw, width: int) -> OpCase:
+def typecast(d: Draw, width: int) -> OpCase:
     """From the other dtype, over all exponents, subnormal numbers and exact ties included."""
     other = "float32" if d.dtype == "bfloat16" else "bfloat16"
     x = (d.rng.standard_normal((ROWS, width)) * 2.0 ** d.rng.integers(-20, 20, (ROWS, width))).astype(np.float32)
@@ -190,7 +109,7 @@ def _typecast(d: Draw, width: int) -> OpCase:
     return OpCase({"x": x}, _equal(x.astype(array_dtype(d.dtype))), {"dtype": d.dtype})
 
 
-def _norm(d: Draw, shape: tuple[int, ...]) -> OpCase:
+def norm(d: Draw, shape: tuple[int, ...]) -> OpCase:
     """One row, or user, is so small that epsilon counts."""
     x, weight = d.normal(*shape, scale=3.0), d.norm_weight(shape[-1])
     x[1] *= x.dtype.type(2.0**-11)
@@ -198,31 +117,31 @@ def _norm(d: Draw, shape: tuple[int, ...]) -> OpCase:
     return OpCase({"x": x, "weight": weight}, (exact,), {"epsilon": EPSILON})
 
 
-def _linear(d: Draw, width: int, rows: int, operand: str) -> OpCase:
+def linear(d: Draw, width: int, rows: int, operand: str) -> OpCase:
     x = d.normal(ROWS, width, dtype=operand)
     weight = d.normal(rows, width, scale=width**-0.5, dtype=operand)
     exact = ops_exact.product(_wide(x), _wide(weight).T, d.dtype)
     return OpCase({"x": x, "weight": weight}, (exact,), {"dtype": d.dtype})
 
 
-def _combine(d: Draw, top: int, width: int) -> OpCase:
+def combine(d: Draw, top: int, width: int) -> OpCase:
     """Routing weights float32 over experts' outputs."""
     a = d.rng.uniform(0.05, 1, (1, top)).astype(np.float32)
     b = d.normal(top, width)
     return OpCase({"a": a, "b": b}, (ops_exact.product(_wide(a), _wide(b), d.dtype),), {"dtype": d.dtype})
 
 
-def _binary(d: Draw, width: int, compute: np.ufunc) -> OpCase:
+def binary(d: Draw, width: int, compute: np.ufunc) -> OpCase:
     a, b = d.normal(ROWS, width), d.normal(ROWS, width, scale=0.3)
     return OpCase({"a": a, "b": b}, (ops_exact.elementwise(compute(_wide(a), _wide(b)), d.dtype),))
 
 
-def _unary(d: Draw, width: int, compute: Callable[[Float64, str], Exact]) -> OpCase:
+def unary(d: Draw, width: int, compute: Callable[[Float64, str], Exact]) -> OpCase:
     x = d.normal(ROWS, width, scale=4.0)
     return OpCase({"x": x}, (compute(_wide(x), d.dtype),))
 
 
-def _concat(d: Draw, count: int, width: int) -> OpCase:
+def concat(d: Draw, count: int, width: int) -> OpCase:
     parts = [d.normal(1, width) for _ in range(count)]
     return OpCase({str(index): part for index, part in enumerate(parts)}, _equal(np.concatenate(parts)))
 
@@ -237,36 +156,36 @@ def _tied(d: Draw, width: int) -> HostArray:
     return x
 
 
-def _topk(d: Draw, width: int, k: int) -> OpCase:
+def topk(d: Draw, width: int, k: int) -> OpCase:
     x = _tied(d, width)
     columns = ops_exact.top_columns(_wide(x), k)
     index = np.dtype(np.uint16 if d.dtype == "bfloat16" else np.uint32)
     return OpCase({"x": x}, _equal(np.take_along_axis(x, columns, axis=1), columns.astype(index)), {"k": k})
 
 
-def _gather(d: Draw, width: int, k: int) -> OpCase:
+def gather(d: Draw, width: int, k: int) -> OpCase:
     x = d.normal(ROWS, width)
     index = d.rng.integers(0, width, (ROWS, k))
     return OpCase({"x": x, "index": index.astype(np.uint32)}, _equal(np.take_along_axis(x, index, axis=1)))
 
 
-def _argmax(d: Draw, width: int) -> OpCase:
+def argmax(d: Draw, width: int) -> OpCase:
     x = _tied(d, width)
     return OpCase({"x": x}, _equal(ops_exact.top_columns(_wide(x), 1).reshape(1, -1).astype(np.uint32)))
 
 
-def _heads(d: Draw, g: Geometry) -> OpCase:
+def heads(d: Draw, g: Geometry) -> OpCase:
     x = d.normal(2, g.q + 2 * g.kv)
     q, k, v = np.split(x.reshape(2, -1, g.head_dim), [g.heads, g.heads + g.groups], axis=1)
     return OpCase({"x": x}, _equal(q, k, v), {"num_heads": g.heads, "num_kv_heads": g.groups})
 
 
-def _joined(d: Draw, g: Geometry) -> OpCase:
+def joined(d: Draw, g: Geometry) -> OpCase:
     x = d.normal(2, g.heads, g.head_dim)
     return OpCase({"x": x}, _equal(x.reshape(2, -1)))
 
 
-def _rope(d: Draw, g: Geometry) -> OpCase:
+def rope(d: Draw, g: Geometry) -> OpCase:
     x = d.normal(2, g.heads, g.head_dim)
     half = 10000.0 ** (-np.arange(g.head_dim // 2) / (g.head_dim // 2))
     angles = np.array([[7], [2 * g.window]]) * np.tile(half, 2)
@@ -279,7 +198,7 @@ def _pages(d: Draw, users: int, blocks: int) -> npt.NDArray[np.int32]:
     return d.rng.permutation(users * blocks).reshape(users, blocks).astype(np.int32)
 
 
-def _update(d: Draw, g: Geometry) -> OpCase:
+def update(d: Draw, g: Geometry) -> OpCase:
     """Three users: within a block, skipped, and the first row of another block."""
     table = _pages(d, 3, 4)
     cache, x = d.normal(table.size, g.groups, BLOCK, g.head_dim), d.normal(3, g.groups, g.head_dim)
@@ -292,7 +211,7 @@ def _update(d: Draw, g: Geometry) -> OpCase:
     return OpCase(operands, _equal(after))
 
 
-def _fill(d: Draw, g: Geometry) -> OpCase:
+def fill(d: Draw, g: Geometry) -> OpCase:
     table = _pages(d, 2, 4)
     cache, x = d.normal(table.size, g.groups, BLOCK, g.head_dim), d.normal(g.groups, 2 * BLOCK + 5, g.head_dim)
     after = cache.copy()
@@ -301,7 +220,7 @@ def _fill(d: Draw, g: Geometry) -> OpCase:
     return OpCase({"cache": cache, "x": x, "page_table": table}, _equal(after), {"batch_idx": 1})
 
 
-def _attend(d: Draw, g: Geometry, window: int | None) -> OpCase:
+def attend(d: Draw, g: Geometry, window: int | None) -> OpCase:
     """Three users: past the window, skipped, and at a block's last position."""
     lengths = (g.window + 3 * BLOCK // 2, 0, BLOCK)
     blocks = -(-max(lengths) // BLOCK)

@@ -12,7 +12,8 @@ import numpy as np
 from oracle.judge.control_result import ControlResult
 from oracle.judge.ops import judge_ops
 from oracle.judge.ops_audit import measure, rounded_exactly
-from oracle.judge.ops_cases import MINI, OpPlan, plans
+from oracle.judge.ops_cases import MINI
+from oracle.judge.ops_plans import OpPlan, planned, plans
 from oracle.subjects.ops import HostArray, OpsEvidence, array_dtype
 
 _LINEAR, _ROUTER, _NORM = "linear qkv mini bfloat16", "linear router mini float32", "rms_norm q heads mini bfloat16"
@@ -71,18 +72,17 @@ FAULTS: dict[str, tuple[str, Spoil, str]] = {
 
 
 def ops_controls() -> tuple[ControlResult, ...]:
-    """The measuring shown exact answers to every case of the mini, and one of each kind of fault."""
-    small = {plan.name: plan for plan in plans((MINI,))}
+    """The measuring shown exact answers to every case of the mini in either dtype, and one of each kind of fault."""
+    small = {plan.name: plan for plan in (*plans("bf16", (MINI,)), *plans("fp32", (MINI,)))}
     honest = OpsEvidence(tuple(_measured(plan, lambda results: results) for plan in small.values()))
-    planned = tuple((plan.name, plan.dtype) for plan in small.values())
-    results = [ControlResult("ops answered exactly", "pass", judge_ops(honest, planned).verdict)]
+    results = [ControlResult("ops answered exactly", "pass", judge_ops(honest, planned(tuple(small.values()))).verdict)]
     # What the elements of a row have in common, as the float32 root of a norm, is no bias.
     norm = small[_EXACT_NORM]
-    noisy = judge_ops(OpsEvidence((_measured(norm, _scaled_by(4e-7)),)), ((norm.name, norm.dtype),))
+    noisy = judge_ops(OpsEvidence((_measured(norm, _scaled_by(4e-7)),)), planned([norm]))
     results.append(ControlResult("ops with the noise of a root", "pass", noisy.verdict))
     for name, (case, spoil, words) in FAULTS.items():
         plan = small[case]
-        judged = judge_ops(OpsEvidence((_measured(plan, spoil),)), ((plan.name, plan.dtype),))
+        judged = judge_ops(OpsEvidence((_measured(plan, spoil),)), planned([plan]))
         fired = any(words in str(finding) for finding in judged.findings)
         results.append(ControlResult(f"ops {name}", "fire", "fire" if fired else "pass"))
     return tuple(results)

@@ -46,7 +46,10 @@ class RunsOps(Protocol):
     """An opened device, without a model on it."""
 
     @property
-    def identity(self) -> SubjectIdentity: ...
+    def identity(self) -> SubjectIdentity:
+        """Who is asked. By its numeric class the judge asks for the ops that its arm needs: of float32 activations in `fp32`,
+        of bfloat16 ones in the others. What arms there are besides is the subject's affair."""
+        ...
 
     def run_op(
         self, name: str, operands: Mapping[str, HostArray], parameters: Mapping[str, Parameter]

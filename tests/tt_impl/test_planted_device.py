@@ -9,16 +9,18 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.judge.ops import judge_ops
 from oracle.judge.ops_audit import audit_ops
-from oracle.judge.ops_cases import plans
+from oracle.judge.ops_plans import planned, plans
 from oracle.judge.resident_audit import audit_residents
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import read_config
 from oracle.subjects.protocol import SubjectIdentity
+from tt_impl.census_plants import IN_USE
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.planted_device import IN_USE, PLANTED, planted
+from tt_impl.planted_device import PLANTED
+from tt_impl.planted_device import planted as planted_in
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
@@ -30,9 +32,9 @@ IDENTITY = SubjectIdentity("tt", "bf16", "bf16", ("ops",), {"kind": "sim"})
 
 def audited(plant: str | None) -> str:
     """`gate:ops` where the ops' audit finds one of them wrong; empty otherwise."""
-    runner = OpRunner(planted(SimDevice(), plant, LAYER, CONFIG), IDENTITY)
-    evidence = audit_ops(runner, plans())
-    findings = judge_ops(evidence, tuple((plan.name, plan.dtype) for plan in plans())).findings
+    runner = OpRunner(planted_in(SimDevice(), plant, LAYER, CONFIG), IDENTITY)
+    cases = plans("bf16")
+    findings = judge_ops(audit_ops(runner, cases), planned(cases)).findings
     return "gate:ops" if findings else ""
 
 
@@ -40,7 +42,7 @@ def run(plant: str | None) -> str:
     """`device-fault:KIND` or `gate:staging` as a few steps, and the audit after them, found; empty when nothing did."""
     checkpoint = Checkpoint.open(mini_checkpoint())
     settings = default_settings(checkpoint.config, DType.BFLOAT16)
-    device = planted(SimDevice(), plant, LAYER, CONFIG)
+    device = planted_in(SimDevice(), plant, LAYER, CONFIG)
     try:
         decoder = Decoder(device, checkpoint.config, checkpoint, CheckpointExperts(checkpoint), settings)
         for token in (3, 5):
@@ -62,7 +64,7 @@ def test_a_quirk_of_an_op_is_caught_as_its_plant_says(plant: str) -> None:
 
 
 def test_a_flipped_write_is_flipped_once_for_each_tensor_that_matches() -> None:
-    device = planted(SimDevice(), "memo-byte", LAYER, CONFIG)
+    device = planted_in(SimDevice(), "memo-byte", LAYER, CONFIG)
     honest = np.arange(32, dtype=np.float32)[None]
     for label, expected in (("layer1.expert3.down", 1), ("layer1.expert3.up_gate", 0), ("layer0.expert3.down", 0)):
         tensor = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.ROW_MAJOR, label)

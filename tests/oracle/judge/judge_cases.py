@@ -180,4 +180,4 @@ def with_a_device(case: Case) -> Case:
     slots = SlotEvidence(counted["fills"], size, size, sum(times for _, _, times in uses), expert_uses=uses)
     residents = planned_evidence(case, len(case.run.prompts))
     stats = {**counted, "verified_bytes": size}
-    return case.with_run(slots=slots, residents=residents, ops=planned_ops(), stats=stats)
+    return case.with_run(slots=slots, residents=residents, ops=planned_ops(case.run.identity.numeric_class), stats=stats)

@@ -21,16 +21,17 @@ from oracle.judge.gate import Case
 from oracle.judge.jobs import PromptJob, PromptOutcome
 from oracle.judge.ops import OpsGate, judge_ops, planned_evidence
 from oracle.judge.ops_audit import audit_ops, measure, rounded_exactly
-from oracle.judge.ops_cases import MINI, OpPlan, plans
+from oracle.judge.ops_cases import MINI
 from oracle.judge.ops_controls import FAULTS, ops_controls
+from oracle.judge.ops_plans import OpPlan, plans
 from oracle.judge.session import SessionOptions, record_session, run_session
 from oracle.judge.unfinished_session import unfinished_session
 from oracle.subjects.ops import HostArray, OpsEvidence, OpStatistics, Parameter, array_dtype
-from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
+from oracle.subjects.protocol import NumericClass, SubjectIdentity, SubjectRequest
 from oracle.subjects.run import ResidentEvidence, load_run, save_run
 
 GATE = OpsGate()
-SMALL = {plan.name: plan for plan in plans((MINI,))}
+SMALL = {plan.name: plan for plan in plans("bf16", (MINI,))}
 IDENTITY = SubjectIdentity("answers", "bf16", "bf16", ())
 OPTIONS = SessionOptions(mini_checkpoint(), mini_golden(), only="ops", workers=1)
 
@@ -64,7 +65,7 @@ def headlines(evidence: OpsEvidence) -> list[str]:
 
 
 def test_each_plant_is_caught_by_what_it_is_planted_for(case: Case) -> None:
-    assert GATE.judge(case.with_run(ops=planned_evidence())).verdict == "pass"
+    assert GATE.judge(case.with_run(ops=planned_evidence("bf16"))).verdict == "pass"
     found = {name: [f.headline for f in GATE.judge(spoiled).findings] for name, spoiled in GATE.plants(case).items()}
     lean, off_plan = "errors lean to one side", "the ops that ran are not the plan's"
     assert all(len(each) == 1 for each in found.values())
@@ -88,17 +89,44 @@ def test_a_run_without_ops_compares_nothing(case: Case) -> None:
     assert GATE.judge(case.with_run(ops=OpsEvidence())).verdict == "fail"
 
 
-def test_the_plan_asks_every_op_at_both_widths_in_every_dtype_a_decoder_uses() -> None:
-    asked = [plan.name for plan in plans()]
-    assert len(set(asked)) == len(asked)
-    assert {plan.op for plan in plans()} == {
+@pytest.mark.parametrize("numeric_class", ["bf16", "fp32", "w8a8", "fp8-kv"])
+def test_the_plan_asks_every_op_at_both_widths(numeric_class: NumericClass) -> None:
+    asked = plans(numeric_class)
+    assert len({plan.name for plan in asked}) == len(asked)
+    assert {plan.op for plan in asked} == {
         *("embedding", "typecast", "rms_norm", "linear", "matmul", "add", "mul", "silu", "sigmoid", "swiglu", "concat_rows"),
         *("topk", "gather", "argmax", "nlp_create_qkv_heads_decode", "nlp_concat_heads_decode", "rotary_embedding_hf"),
         *("paged_update_cache", "paged_fill_cache", "paged_scaled_dot_product_attention_decode"),
     }
-    widths = {plan.name: plan.case().operands for plan in plans() if " real " in plan.name and "linear" in plan.name}
-    assert {operands["weight"].shape[1] for operands in widths.values()} == {2560, 6144, 512}
-    assert widths["linear router real float32"]["weight"].shape == (384, 2560)
+    cases = {plan.name: plan.case().operands for plan in asked if " real " in plan.name and "linear" in plan.name}
+    assert {operands["weight"].shape[1] for operands in cases.values()} == {2560, 6144, 512}
+    (router,) = (operands for name, operands in cases.items() if "router" in name)
+    assert router["weight"].shape == (384, 2560)
+
+
+@pytest.mark.parametrize(("numeric_class", "own"), [("fp32", "float32"), ("bf16", "bfloat16"), ("w8a8", "bfloat16")])
+def test_a_class_is_asked_in_the_dtype_of_its_activations_and_its_logits_in_float32(
+    numeric_class: NumericClass, own: str
+) -> None:
+    """The embedding table is bfloat16 as stored, a cast has both dtypes, and routing weights (`a` of `matmul`) are float32."""
+    asked = plans(numeric_class, (MINI,))
+    names = {plan.name for plan in asked}
+    assert {f"{op} mini float32" for op in OF_LOGITS} | {"embedding mini bfloat16", f"embedding mini {own}"} <= names
+    for plan in asked:
+        if plan.op not in ("embedding", "typecast", *OF_LOGITS):
+            operands = plan.case().operands
+            given = {operands[name].dtype.name for name in operands.keys() - {"a", "index", *PLACES}}
+            assert given == {own}, plan.name
+
+
+OF_LOGITS = ("add", "sigmoid", "topk", "gather", "argmax")
+PLACES = ("ids", "page_table", "update_idxs_tensor", "cur_pos_tensor")
+
+
+def test_evidence_of_another_class_is_not_the_plan_s(case: Case) -> None:
+    assert case.run.identity.numeric_class == "bf16"
+    [finding] = GATE.judge(case.with_run(ops=planned_evidence("fp32"))).findings
+    assert finding.headline == "the ops that ran are not the plan's"
 
 
 def test_a_device_that_answers_exactly_is_green_and_bits_are_never_a_matter_of_chance() -> None:
@@ -241,7 +269,7 @@ def test_an_unfinished_session_keeps_what_was_measured_of_ops_and_of_residents(t
     golden = load_golden(mini_golden())
     request = SubjectRequest(mini_checkpoint())
     ops = PromptJob("tt", request, mini_golden(), "copying", ops=True)
-    measured = PromptOutcome(ops, IDENTITY, None, None, None, {}, None, planned_evidence())
+    measured = PromptOutcome(ops, IDENTITY, None, None, None, {}, None, planned_evidence("bf16"))
     prompt = replace(ops, ops=False)
     read = PromptOutcome(prompt, IDENTITY, None, None, None, {}, ResidentEvidence(1, (("head", 1, 2),)))
     with unfinished_session(tmp_path / "state", golden, ops, resume=False) as kept:

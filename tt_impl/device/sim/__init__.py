@@ -16,11 +16,11 @@ from tt_impl.device.sim.faults import (
     Overwrite,
 )
 from tt_impl.device.sim.geometry import P150, DramGeometry
-from tt_impl.device.sim.quirks import EXACT, QUIRK_PROFILES, Quirks
+from tt_impl.device.sim.quirks import NO_QUIRKS, QUIRK_PROFILES, Quirks
 from tt_impl.device.sim.schedule import Schedule, schedule_named
 
 __all__ = [
-    "EXACT",
+    "NO_QUIRKS",
     "P150",
     "QUIRK_PROFILES",
     "CostModel",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from oracle.errors import DeviceFault, UsageError
+from tt_impl.device.logged import Logged
 from tt_impl.device.protocol import Bytes, DType, Event, HostArray, Layout, MemoryView, Tensor, Trace
 from tt_impl.device.sim.buffer import Buffer
 from tt_impl.device.sim.cost import CostModel, ModelledTime
@@ -27,7 +28,7 @@ from tt_impl.device.sim.tracer import Tracer
 _MAX_QUEUES = 2
 
 
-class SimMachine:
+class SimMachine(Logged):
     """Memory, transfers, synchronization and traces of the simulated card; see `protocol.Device` for what each call does.
 
     A write packs its array when it is enqueued, so the host may change it afterwards; real drivers may copy later, and a
@@ -69,10 +70,6 @@ class SimMachine:
             self._injector = self._log.injector = FaultInjector(faults, self._dram, self._queue)
 
     @property
-    def event_number(self) -> int:
-        return self._log.number
-
-    @property
     def schedule(self) -> str:
         """The name that gives this device's schedule again."""
         return self._schedule.name
@@ -81,15 +78,6 @@ class SimMachine:
     def faults_struck(self) -> tuple[int, ...]:
         """For each fault of the plan, how often it has happened so far."""
         return tuple(self._injector.struck) if self._injector is not None else ()
-
-    def event_counts(self) -> Mapping[str, int]:
-        return self._log.counts()
-
-    def record_ops(self, on: bool) -> None:
-        self._log.record_ops(on)
-
-    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
-        return self._log.recorded_ops()
 
     def modelled_time(self) -> ModelledTime:
         """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""

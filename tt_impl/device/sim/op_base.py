@@ -14,7 +14,7 @@ from tt_impl.device.sim.kernels import Float32
 from tt_impl.device.sim.layout import unpack
 from tt_impl.device.sim.machine import footprint
 from tt_impl.device.sim.memory import SimMemory, SimTensor
-from tt_impl.device.sim.quirks import EXACT, Quirks
+from tt_impl.device.sim.quirks import NO_QUIRKS, Quirks
 
 MATRIX = frozenset((DType.BFLOAT16, DType.FLOAT32, DType.BFLOAT8_B))
 """Element types that ttnn's matrix products, norms and activations take."""
@@ -31,7 +31,7 @@ class OpBase(SimMemory):
         memory: as `SimMemory` takes them.
     """
 
-    def __init__(self, *, quirks: Quirks = EXACT, **memory: Any) -> None:
+    def __init__(self, *, quirks: Quirks = NO_QUIRKS, **memory: Any) -> None:
         super().__init__(**memory)
         self.quirks = quirks
         self._rounding = quirky_kernels.truncated if quirks.truncates else kernels.rounded

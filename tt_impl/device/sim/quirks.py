@@ -1,6 +1,6 @@
 """What a card may do otherwise than its ops say: faults that real devices and kernels had, each to be switched on alone.
 
-A profile is part of the simulated device, so the decoder does not know it; gate `ops` must turn red on every one but `exact`.
+A profile is part of the simulated device, so the decoder does not know it; gate `ops` must turn red on every one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Quirks:
     Attributes:
         bf16_norm_sum: `rms_norm` adds the last 16 partial sums of squares in bf16, truncating: the sum comes out at about
             0.99 of itself (a port's was 0.9899).
-        zero_narrow_norm: `rms_norm` of bf16 rows of at most 128 columns, a head's, gives exact zeros.
+        zero_narrow_norm: `rms_norm` of rows of at most 128 columns, a head's, gives exact zeros (a port's did in bf16).
         fp32_on_bf16_grid: matrix products asked for in float32 are rounded to bf16 all the same.
         flushes_subnormals: `typecast` turns subnormal numbers into zeros.
         ties_to_highest: `topk` and `argmax` prefer the highest of equal values' columns.
@@ -41,12 +41,10 @@ class Quirks:
 NARROW = 128
 """Columns up to which a row counts as a head: the release's head size."""
 
-EXACT = Quirks()
-"""No quirk. FLOAT32 operands are computed in float32 throughout, which no matrix unit of a card does: on this profile the
-decoder's `exact` arm, whose activations are FLOAT32, has no rounding but float32's own."""
+NO_QUIRKS = Quirks()
+"""A card that computes as its ops say, FLOAT32 operands in float32 throughout, which no matrix unit of a real one does."""
 
 QUIRK_PROFILES: Mapping[str, Quirks] = {
-    "exact": EXACT,
     "norm-sum-bf16": Quirks(bf16_norm_sum=True),
     "narrow-norm-zero": Quirks(zero_narrow_norm=True),
     "fp32-on-bf16-grid": Quirks(fp32_on_bf16_grid=True),

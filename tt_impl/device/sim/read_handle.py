@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from oracle.errors import DeviceFault
+from tt_impl.device.host_read import HostRead
 from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
 from tt_impl.device.sim.buffer import Buffer, FaultMaker
 from tt_impl.device.sim.fp8 import through_float32
 from tt_impl.device.sim.layout import unpack
 
-HOST_POISON = 0xDB
 
-
-class SimReadHandle:
+class SimReadHandle(HostRead):
     """See `protocol.ReadHandle`. Its bytes are in flight from when its command has run until it settles.
 
     Args:
@@ -34,17 +34,14 @@ class SimReadHandle:
         *,
         flushes_fp8: bool,
     ) -> None:
-        self.label = source.label
+        super().__init__(source.label, destination)
         self._source, self._shape, self._dtype, self._layout = source, shape, dtype, layout
         self._enqueued = enqueued
         self._fault = fault
         self._flushes_fp8 = flushes_fp8
         self._in_flight: Bytes | None = None
-        self._event: int | None = None
         self.held = 0
         self.dropped = False
-        self.destination = destination
-        destination.fill(HOST_POISON)
 
     def take_off(self) -> Bytes:
         """The read command runs: the device's bytes of this moment are on their way; they are returned."""
@@ -59,26 +56,15 @@ class SimReadHandle:
         self._in_flight = None
         self._event = event
 
-    @property
-    def settled(self) -> bool:
-        return self._event is not None
-
-    @property
-    def event(self) -> int:
-        if self._event is None:
-            raise self._fault(
-                "unsettled-read",
-                f"copy_device_to_host_tensor of {self._source}, enqueued at event {self._enqueued}, was used before anything "
-                "settled it",
-            )
-        return self._event
-
-    def bytes(self) -> Bytes:
-        _ = self.event
-        return self.destination
-
     def array(self) -> HostArray:
         data = self.bytes()
         if self._flushes_fp8 and self._dtype is DType.FP8_E4M3:
             data = through_float32(data)
         return unpack(data, self._shape, self._dtype, self._layout)
+
+    def _unsettled(self) -> DeviceFault:
+        return self._fault(
+            "unsettled-read",
+            f"copy_device_to_host_tensor of {self._source}, enqueued at event {self._enqueued}, was used before anything "
+            "settled it",
+        )

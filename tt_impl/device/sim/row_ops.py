@@ -71,7 +71,7 @@ class RowOps(OpBase):
         out = self._result("rms_norm", (x, weight), x.shape, x.dtype)
         quirks = self.quirks
         mean = quirky_kernels.truncated_mean_of_squares if quirks.bf16_norm_sum else kernels.mean_of_squares
-        narrow = quirks.zero_narrow_norm and x.dtype is DType.BFLOAT16 and x.shape[-1] <= NARROW
+        narrow = quirks.zero_narrow_norm and x.shape[-1] <= NARROW
 
         def run() -> None:
             values = rows_of(self._load(x))

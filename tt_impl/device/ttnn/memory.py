@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from oracle.errors import DeviceFault, SubjectError
+from tt_impl.device.logged import Logged
 from tt_impl.device.protocol import Bytes, DType, Event, HostArray, Layout, MemoryView, Tensor, Trace
 from tt_impl.device.sim.event_log import EventLog
 from tt_impl.device.ttnn.guards import not_on_mock, refusals
@@ -39,7 +40,7 @@ class TtnnTrace:
         self.released = False
 
 
-class TtnnMemory:
+class TtnnMemory(Logged):
     """Memory, transfers, synchronization and traces of an opened device; see `protocol.Device` for what each call does.
 
     Args:
@@ -59,19 +60,6 @@ class TtnnMemory:
         self._traces = 0
         self._capturing: TtnnTrace | None = None
         self._opened = True
-
-    @property
-    def event_number(self) -> int:
-        return self._log.number
-
-    def event_counts(self) -> Mapping[str, int]:
-        return self._log.counts()
-
-    def record_ops(self, on: bool) -> None:
-        self._log.record_ops(on)
-
-    def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
-        return self._log.recorded_ops()
 
     def get_memory_view(self) -> MemoryView:
         """Summed over banks. A buffer takes of every bank what it takes of the fullest."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from oracle.errors import DeviceFault
 from oracle.kolibri1.config import Kolibri1Config
-from oracle.kolibri1.inventory import inventory
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout
+from tt_impl.plans.kv_plan import plan_kv
+from tt_impl.plans.staging_plan import plan_staging
 from tt_impl.settings import DecoderSettings, default_settings
-
-_ROUTED = ".mlp.experts."
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,12 @@ class MemoryAccepted:
 
 def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Held]:
     """All that `staging.stage` and `PagedKvCache` allocate, in no particular order, by shapes alone."""
-    dtype = settings.activation
-    for spec in inventory(config):
-        if _ROUTED not in spec.name:
-            yield _staged(spec.name, spec.dtype, spec.shape, dtype)
-    for table in ("rope.cos", "rope.sin"):
-        yield Held(table, (settings.max_positions, config.head_dim), dtype, Layout.ROW_MAJOR)
-    hidden, shared = config.hidden_size, config.shared_expert_intermediate_size
-    blocks = settings.max_positions // settings.block_size
-    cache = (blocks, config.num_key_value_heads, settings.block_size, config.head_dim)
+    dtype, context, block = settings.activation, settings.max_positions, settings.block_size
+    for operand in plan_staging(config, dtype, context).operands:
+        yield Held(operand.name, operand.shape, operand.dtype, operand.layout)
+    plan = plan_kv(config, dtype, sequences=1, context=context, block_size=block)
     for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}"
-        yield Held(f"{prefix}.self_attn.qkv", (config.query_width + 2 * config.key_value_width, hidden), dtype, Layout.TILE)
-        yield Held(f"{prefix}.self_attn.o", (hidden, config.query_width), dtype, Layout.TILE)
-        yield Held(f"{prefix}.mlp.shared_experts.up_gate", (2 * shared, hidden), dtype, Layout.TILE)
-        yield Held(f"{prefix}.mlp.shared_experts.down", (hidden, shared), dtype, Layout.TILE)
+        cache = (plan.full_blocks, config.num_key_value_heads, block, config.head_dim)
         for side in ("k", "v"):
             yield Held(f"layer{layer}.{side}_cache", cache, dtype, Layout.TILE)
 
@@ -111,17 +101,3 @@ def _fill(device: Device, one: tuple[Held, ...], wanted: int) -> tuple[int, str]
 
 def _allocate(device: Device, held: Held) -> Tensor:
     return device.allocate_tensor_on_device(held.shape, held.dtype, held.layout, held.label)
-
-
-def _staged(name: str, stored: str, shape: tuple[int, ...], dtype: DType) -> Held:
-    if name.endswith(".expert_bias"):
-        return Held(name, shape, DType.FLOAT32, Layout.ROW_MAJOR)
-    if stored == "F8_E4M3":
-        return Held(name, shape, DType.FP8_E4M3, Layout.ROW_MAJOR)
-    if stored == "F32":
-        return Held(name, shape, DType.FLOAT32, Layout.ROW_MAJOR)
-    if len(shape) == 1:
-        return Held(name, (1, *shape), dtype, Layout.ROW_MAJOR)
-    if name == "model.embed_tokens.weight":
-        return Held(name, shape, DType.BFLOAT16, Layout.ROW_MAJOR)
-    return Held(name, shape, dtype, Layout.TILE)

@@ -8,49 +8,30 @@ from typing import Any
 import numpy as np
 
 from oracle.errors import DeviceFault
+from tt_impl.device.host_read import HostRead
 from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
 from tt_impl.device.sim.layout import unpack
 from tt_impl.device.ttnn.held import packed_host_bytes
-
-HOST_POISON = 0xDB
-"""In a destination until its read has settled."""
 
 _HELD_WRITES = 1 << 30
 """Bytes of written host tensors that are kept until something settles; then the host waits once."""
 
 
-class TtnnReadHandle:
+class TtnnReadHandle(HostRead):
     """A transfer from a device tensor; see `protocol.ReadHandle`."""
 
     def __init__(self, label: str, shape: tuple[int, ...], dtype: DType, layout: Layout, destination: Bytes) -> None:
-        self.label = label
+        super().__init__(label, destination)
         self._shape, self._dtype, self._layout = shape, dtype, layout
-        self._destination = destination
-        self._event: int | None = None
-        destination.fill(HOST_POISON)
 
     def settle(self, data: Bytes, event: int) -> None:
         """The bytes have arrived: into the destination with them."""
-        if data.shape != self._destination.shape:
+        if data.shape != self.destination.shape:
             raise DeviceFault(
-                "short-read", f"the read of {self.label} brought {data.size} bytes, expected {self._destination.size}"
+                "short-read", f"the read of {self.label} brought {data.size} bytes, expected {self.destination.size}"
             )
-        self._destination[:] = data
+        self.destination[:] = data
         self._event = event
-
-    @property
-    def settled(self) -> bool:
-        return self._event is not None
-
-    @property
-    def event(self) -> int:
-        if self._event is None:
-            raise DeviceFault("unsettled-read", f"the read of {self.label} was used before anything settled it")
-        return self._event
-
-    def bytes(self) -> Bytes:
-        _ = self.event
-        return self._destination
 
     def array(self) -> HostArray:
         return unpack(self.bytes(), self._shape, self._dtype, self._layout)

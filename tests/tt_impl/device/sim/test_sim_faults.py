@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.errors import DeviceFault, UsageError
+from tt_impl.device.host_read import HOST_POISON
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import (
     Delay,
@@ -27,7 +28,6 @@ from tt_impl.device.sim import (
     schedule_named,
 )
 from tt_impl.device.sim.memory import SimTensor
-from tt_impl.device.sim.read_handle import HOST_POISON
 
 SCHEDULES = ["lazy", "eager", "reuse", "random:1", "random:2"]
 

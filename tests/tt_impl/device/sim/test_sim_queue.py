@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from oracle.errors import DeviceFault, UsageError
+from tt_impl.device.host_read import HOST_POISON
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice, schedule_named
 from tt_impl.device.sim.memory import SimTensor
-from tt_impl.device.sim.read_handle import HOST_POISON
 
 SCHEDULES = ["lazy", "eager", "reuse", "random:1", "random:2"]
 VALUES = np.arange(1, 9, dtype=np.uint8)
