@@ -91,6 +91,17 @@ LEVERS: tuple[Lever, ...] = (
             ),
         ),
     ),
+    Lever(
+        "block",
+        Choice("32", "a KV block holds 32 positions"),
+        (
+            Choice(
+                "16",
+                "a KV block holds 16 positions, in a tile of 32 rows: more blocks, and nearly twice the memory",
+                "`kv_bytes` = the plan's of blocks of 16; no other lever moves it",
+            ),
+        ),
+    ),
 )
 
 BASES: Mapping[str, tuple[DType, NumericClass]] = {"bf16": (DType.BFLOAT16, "bf16"), "exact": (DType.FLOAT32, "fp32")}

@@ -37,14 +37,15 @@ class Attention:
         k = scratch.own(device.rms_norm(k, weights.k_norm, epsilon=config.rms_norm_eps))
         if self._sliding:
             q, k = (scratch.own(device.rotary_embedding_hf(heads, *rope)) for heads in (q, k))
+        pages = layer_cache.page_table
         for paged, new in ((layer_cache.keys, k), (layer_cache.values, v)):
-            device.paged_update_cache(paged, new, update_idxs_tensor=cache.position_tensor, page_table=cache.page_table)
+            device.paged_update_cache(paged, new, update_idxs_tensor=cache.position_tensor, page_table=pages)
         attended = scratch.own(
             device.paged_scaled_dot_product_attention_decode(
                 q,
                 layer_cache.keys,
                 layer_cache.values,
-                page_table=cache.page_table,
+                page_table=pages,
                 cur_pos_tensor=cache.position_tensor,
                 scale=config.head_dim**-0.5,
                 sliding_window_size=config.sliding_window if self._sliding else None,

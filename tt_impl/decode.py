@@ -75,7 +75,7 @@ class Decoder:
     def start(self) -> None:
         """A new sequence at position 0; slots and memos stay warm."""
         self._cache.close()
-        self._cache = PagedKvCache(self._device, self._config, self._settings)
+        self._cache = PagedKvCache(self._device, self._config, self._settings, self._stats)
 
     def stats(self) -> Mapping[str, int]:
         """The decoder's own counters, and the device's under `device.NAME`, since `reset`."""
@@ -175,7 +175,7 @@ class Decoder:
         self._device_counts = device.event_counts()
         self._stats = self._meter.stats = StepStats()
         self._ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
-        self._cache = PagedKvCache(device, config, settings)
+        self._cache = PagedKvCache(device, config, settings, self._stats)
         self._pool = self._pool_type(device, config, self._experts, settings, self._stats, self._observer)
         self._layers = [
             DecoderLayer(device, config, layer, self._residents, self._pool, self._stats)

@@ -34,6 +34,8 @@ class StepStats:
         epoch_resets: steps that found the slots' content changed since the step before began.
         bytes_written, bytes_read: host to device and back, packed, counted on the decoder's side of the device's interface
             -> the same names.
+        kv_bytes: device bytes that keys and values take, by the device's own account of its memory: what `plans.kv_plan`
+            plans for the settings, whatever has been decoded.
         memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
             difference is `memo_bytes`.
     """
@@ -61,6 +63,7 @@ class StepStats:
     epoch_resets: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
+    kv_bytes: int = 0
     memory_before: int = 0
     memory_after: int = 0
 

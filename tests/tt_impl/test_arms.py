@@ -34,7 +34,7 @@ def test_the_arms_are_every_base_alone_with_every_lever_and_with_every_pair() ->
     assert list(BASES) == ["bf16", "exact"]
     others = [len(lever.others) for lever in LEVERS]
     pairs = sum(a * b for at, a in enumerate(others) for b in others[at + 1 :])
-    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 32
+    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 44
     assert {name: ARMS[name].numeric_class for name in ARMS} == FACTORY.arms
     assert all(parse_arm(name) == arm for name, arm in ARMS.items())
 
@@ -132,6 +132,7 @@ def took_effect(base: Walked, arm: Walked, lever: str, value: str, layers: int) 
         "verify=first": 0 < after["verified_bytes"] < after["staged_bytes"],
         "bias=fetched": after["bias_reads"] == after["steps"] * layers > 0,
         "policy=lru": after["fills"] != before["fills"] and after["slot_swaps"] != before["slot_swaps"],
+        "block=16": after["kv_bytes"] > before["kv_bytes"] > 0,
     }[f"{lever}={value}"]
 
 

@@ -14,6 +14,7 @@ from tt_impl.device.ttnn.plan import Held, residents
 from tt_impl.kv_cache import PagedKvCache
 from tt_impl.settings import default_settings
 from tt_impl.staging import stage
+from tt_impl.stats import StepStats
 
 
 class _Listing(SimDevice):
@@ -31,7 +32,7 @@ def test_the_plan_is_what_staging_and_the_kv_cache_allocate() -> None:
     settings = default_settings(checkpoint.config, DType.BFLOAT16)
     device = _Listing()
     stage(device, checkpoint.config, checkpoint, settings)
-    PagedKvCache(device, checkpoint.config, settings)
-    small = {"page_table", "position", "rope_positions"}  # per sequence or step, a few bytes
+    PagedKvCache(device, checkpoint.config, settings, StepStats())
+    small = {"page_table", "ring_page_table", "position", "rope_positions"}  # per sequence or step, a few bytes
     allocated = Counter(held for held in device.allocated if held.label not in small)
     assert allocated == Counter(residents(checkpoint.config, settings))

@@ -10,6 +10,7 @@ from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import inventory
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout
+from tt_impl.plans.kv_plan import cache_shape, layer_blocks
 from tt_impl.settings import DecoderSettings, default_settings
 
 _ROUTED = ".mlp.experts."
@@ -57,14 +58,14 @@ def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Hel
     for table in ("rope.cos", "rope.sin"):
         yield Held(table, (settings.max_positions, config.head_dim), dtype, Layout.ROW_MAJOR)
     hidden, shared = config.hidden_size, config.shared_expert_intermediate_size
-    blocks = settings.max_positions // settings.block_size
-    cache = (blocks, config.num_key_value_heads, settings.block_size, config.head_dim)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         yield Held(f"{prefix}.self_attn.qkv", (config.query_width + 2 * config.key_value_width, hidden), dtype, Layout.TILE)
         yield Held(f"{prefix}.self_attn.o", (hidden, config.query_width), dtype, Layout.TILE)
         yield Held(f"{prefix}.mlp.shared_experts.up_gate", (2 * shared, hidden), dtype, Layout.TILE)
         yield Held(f"{prefix}.mlp.shared_experts.down", (hidden, shared), dtype, Layout.TILE)
+        blocks = layer_blocks(config, layer, context=settings.max_positions, block_size=settings.block_size)
+        cache = cache_shape(config, blocks, settings.block_size)
         for side in ("k", "v"):
             yield Held(f"layer{layer}.{side}_cache", cache, dtype, Layout.TILE)
 
