@@ -32,7 +32,7 @@ def audited(folder: Path, tokens: list[int], arm: str | None = None, plant: str 
     return auditor.evidence()
 
 
-@pytest.mark.parametrize("arm", ["bf16", "exact"])
+@pytest.mark.parametrize("arm", ["bf16", "exact", "bf16,topk=device"])
 def test_every_step_is_as_declared_and_uses_each_weight_once(
     tiny: Checkpoint, tiny_folder: Path, tokens: list[int], arm: str
 ) -> None:
@@ -40,7 +40,8 @@ def test_every_step_is_as_declared_and_uses_each_weight_once(
     assert (evidence.steps, evidence.violations, undeclared(evidence)) == (5, (), [])
     assert [tally.where for tally in evidence.tallies] == ["step", "sliding", "layer"]
     config = tiny.config
-    assert evidence.weights == 5 * (3 + config.num_hidden_layers * (11 + 3 * (config.num_experts_per_tok + 1)))
+    fixed = 12 if "topk=device" in arm else 11  # with the router's bias
+    assert evidence.weights == 5 * (3 + config.num_hidden_layers * (fixed + 3 * (config.num_experts_per_tok + 1)))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,12 @@ def test_an_op_too_many_is_counted(
     [(tally, shown, wanted)] = undeclared(evidence)
     assert (tally.times, shown, wanted) == (2, counted, declared)
     assert evidence.violations == ()
+
+
+def test_where_the_device_chooses_its_own_add_is_declared_and_one_more_is_not(tiny_folder: Path, tokens: list[int]) -> None:
+    evidence = audited(tiny_folder, tokens[:2], arm="bf16,topk=device", plant="add-doubled")
+    [(tally, shown, wanted)] = undeclared(evidence)
+    assert (tally.times, shown, wanted) == (2, "add 5", "add 4")
 
 
 def test_the_device_keeps_names_and_labels_only_while_it_is_asked_to() -> None:
