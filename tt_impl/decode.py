@@ -139,7 +139,7 @@ class Decoder:
             expert_ids=np.stack([routing.experts for routing in routings]),
             expert_weights=np.stack([routing.weights for routing in routings]),
             residual=np.stack([tap.array()[0].astype(np.float32) for tap in residuals]),
-            router_logits=np.stack([routing.logits for routing in routings]),
+            router_logits=np.stack([np.asarray(routing.logits.array()[0], np.float32) for routing in routings]),
         )
 
     def layer(self, layer: int, inputs: Float32) -> Float32:

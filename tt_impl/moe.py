@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.memo import FeedForwardWeights, upload
-from tt_impl.router import Routing, route
+from tt_impl.router import Routing
 from tt_impl.staging import LayerWeights
 from tt_impl.stats import StepStats
 
@@ -17,7 +15,7 @@ from tt_impl.stats import StepStats
 class MixtureOfExperts:
     """routed(x) + shared(x) (facts section 5).
 
-    Router logits are computed in fp32 from the activation and read back unrounded. The routed sum is fp32 over the experts'
+    Router logits are computed in fp32 from the activation and never rounded. The routed sum is fp32 over the experts'
     rounded outputs, in routing order, and rounded once to the activation dtype; the shared expert's output, rounded, is
     then added, and the sum rounded.
     """
@@ -48,9 +46,7 @@ class MixtureOfExperts:
 
     def _route(self, scratch: Scratch, x: Tensor) -> Routing:
         logits = scratch.own(self._device.linear(x, self._weights.router, dtype=DType.FLOAT32))
-        read = self._device.copy_device_to_host_tensor(logits, blocking=True)
-        self._stats.round_trips += 1
-        return route(np.asarray(read.array()[0], np.float32), self._weights.router_bias.values(self._stats), self._count)
+        return self._weights.selection.select(scratch, logits, self._count, self._stats)
 
     def _feed_forward(self, x: Tensor, weights: FeedForwardWeights) -> Tensor:
         """down(silu(gate x) * (up x)), [1, hidden]; the caller frees it."""

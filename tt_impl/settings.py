@@ -34,7 +34,9 @@ class DecoderSettings:
         dequant: from the verified shadow, or from the slot, read again.
         verify: every fill, or only the first one of each expert. The latter **no longer sees a later fill of that expert
             that lands wrong**: it is used as it is.
-        bias: router biases kept until the device's tensor changes, or fetched each step.
+        bias: router biases kept until the device's tensor changes, or fetched each step; moot where the device adds them.
+        topk: who chooses a token's experts. The device's choice is **no longer held to the rule that of equal scores the
+            lowest id wins**.
         policy: who is evicted, by the names of `policy.POLICIES`.
         block: positions of a KV block.
     """
@@ -50,6 +52,7 @@ class DecoderSettings:
     verify: Literal["always", "first"] = "always"
     bias: Literal["cached", "fetched"] = "cached"
     policy: Literal["hotness", "lru"] = "hotness"
+    topk: Literal["host", "device"] = "host"
     block: Literal["32", "16"] = "32"
 
     @property

@@ -26,6 +26,7 @@ class StepStats:
         rereads: slots read again to dequantize them (`dequant=reread`) -> with L + 1 a step and `bias_reads`,
             `blocking_reads`.
         bias_reads: router biases fetched from the device by a step.
+        device_topks: layers of steps whose experts the device chose (`topk=device`) -> `op.topk`.
         expert_uses: experts that took part in compute.
         memo_hits, memo_misses: dequantized experts found on the device, or made.
         memo_evictions: memos of resident experts dropped for want of room; `memo_releases`: memos that no longer count
@@ -53,6 +54,7 @@ class StepStats:
     on_demand_drains: int = 0
     rereads: int = 0
     bias_reads: int = 0
+    device_topks: int = 0
     expert_uses: int = 0
     memo_hits: int = 0
     memo_misses: int = 0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import pytest
 
 from goldens import mini_checkpoint
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -27,9 +31,10 @@ class _Listing(SimDevice):
         return super().allocate_tensor_on_device(shape, dtype, layout, label)
 
 
-def test_the_plan_is_what_staging_and_the_kv_cache_allocate() -> None:
+@pytest.mark.parametrize("topk", ["host", "device"])
+def test_the_plan_is_what_staging_and_the_kv_cache_allocate(topk: Literal["host", "device"]) -> None:
     checkpoint = Checkpoint.open(mini_checkpoint())
-    settings = default_settings(checkpoint.config, DType.BFLOAT16)
+    settings = replace(default_settings(checkpoint.config, DType.BFLOAT16), topk=topk)
     device = _Listing()
     stage(device, checkpoint.config, checkpoint, settings)
     PagedKvCache(device, checkpoint.config, settings, StepStats())

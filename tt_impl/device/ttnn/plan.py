@@ -53,7 +53,9 @@ def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Hel
     """All that `staging.stage` and `PagedKvCache` allocate, in no particular order, by shapes alone."""
     dtype = settings.activation
     for spec in inventory(config):
-        if _ROUTED not in spec.name:
+        if settings.topk == "device" and spec.name.endswith(".expert_bias"):
+            yield Held(spec.name, (1, *spec.shape), DType.FLOAT32, Layout.TILE)
+        elif _ROUTED not in spec.name:
             yield _staged(spec.name, spec.dtype, spec.shape, dtype)
     for table in ("rope.cos", "rope.sin"):
         yield Held(table, (settings.max_positions, config.head_dim), dtype, Layout.ROW_MAJOR)
