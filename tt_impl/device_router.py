@@ -7,6 +7,8 @@ choice can have. A judge that knows the bias does the rest (gate `routing`, at t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,14 +26,16 @@ class DeviceSelection:
     logits are read too, for the evidence; nobody waits for them.
 
     Args:
-        bias: FLOAT32 TILE [1, experts].
+        bias: FLOAT32 TILE [users, experts], the same for each.
     """
 
     def __init__(self, device: Device, bias: Tensor) -> None:
         self._device = device
         self._bias = bias
 
-    def select(self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats) -> Routing:
+    def select(
+        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
+    ) -> list[Routing]:
         device = self._device
         scores = scratch.own(device.add(logits, self._bias))
         _, chosen = map(scratch.own, device.topk(scores, count))
@@ -41,9 +45,12 @@ class DeviceSelection:
         values = device.copy_device_to_host_tensor(selected, blocking=True)
         stats.round_trips += 1
         shown = device.copy_device_to_host_tensor(logits, blocking=False)
-        experts = checked_ids(ids.array()[0], logits.shape[1])
-        weights = sigmoid_weights(_checked_logits(np.asarray(values.array()[0], np.float32), experts))
-        return Routing(experts, weights, shown)
+        routings = []
+        for user in users:
+            experts = checked_ids(ids.array()[user], logits.shape[1])
+            weights = sigmoid_weights(_checked_logits(np.asarray(values.array()[user], np.float32), experts))
+            routings.append(Routing(experts, weights, shown, user))
+        return routings
 
 
 def checked_ids(ids: HostArray, experts: int) -> npt.NDArray[np.int32]:

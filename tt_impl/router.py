@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,20 +26,30 @@ class Routing:
     Attributes:
         experts: int32 [k], by falling selection score.
         weights: float32 [k], in the same order.
-        logits: the read of the logits [1, experts], all of them, as evidence; settled at the latest by the step's last read.
+        read: of the logits [users, experts], all of them, as evidence; settled at the latest by the step's last read.
+        row: the token's in `read`.
     """
 
     experts: npt.NDArray[np.int32]
     weights: Float32
-    logits: ReadHandle
+    read: ReadHandle
+    row: int = 0
+
+    @property
+    def logits(self) -> Float32:
+        """float32 [experts]. Raises DeviceFault("unsettled-read") before the read has settled."""
+        return np.asarray(self.read.array()[self.row], np.float32)
 
 
 class Selection(Protocol):
     """How one layer's experts are chosen."""
 
-    def select(self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats) -> Routing:
-        """The top `count` of the device's logits, FLOAT32 TILE [1, experts], plus the layer's bias; what it waits for is
-        counted in `stats`. Raises DeviceFault for logits or ids that can't be."""
+    def select(
+        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
+    ) -> list[Routing]:
+        """The top `count` of the device's logits, FLOAT32 TILE [rows, experts], plus the layer's bias, for the rows of `users`
+        and no others; what it waits for, once for all of them, is counted in `stats`. Raises DeviceFault for logits or ids
+        that can't be."""
         ...
 
 
@@ -66,12 +77,14 @@ class HostSelection:
         self._device = device
         self._bias = bias
 
-    def select(self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats) -> Routing:
+    def select(
+        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
+    ) -> list[Routing]:
         read = self._device.copy_device_to_host_tensor(logits, blocking=True)
         stats.round_trips += 1
-        values = np.asarray(read.array()[0], np.float32)
-        experts = top_experts(values, self._bias.values(stats), count)
-        return Routing(experts, sigmoid_weights(values[experts]), read)
+        rows, bias = np.asarray(read.array(), np.float32), self._bias.values(stats)
+        chosen = [top_experts(rows[user], bias, count) for user in users]
+        return [Routing(e, sigmoid_weights(rows[user][e]), read, user) for user, e in zip(users, chosen, strict=True)]
 
 
 class RouterBias:

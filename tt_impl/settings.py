@@ -18,6 +18,9 @@ not known. A step of the release asks for 6 a layer, so one token alone never re
 BLOCKS = ("32", "16")
 """Positions of a KV block, the default first. It is our choice, not the checkpoint's: ttnn takes both, no silicon showed 16."""
 
+MAX_USERS = 8
+"""Sequences of one step. Their rows share a tile of 32; what bounds them is the experts that they touch together."""
+
 
 @dataclass(frozen=True)
 class DecoderSettings:
@@ -28,6 +31,7 @@ class DecoderSettings:
         slots_per_layer: experts of one layer that device memory holds as fp8.
         memo_bytes: device bytes for dequantized experts, over all layers.
         max_positions: of a sequence, and rows of the RoPE tables; a multiple of a KV block, at most `MAX_CONTEXT`.
+        users: sequences that a step decodes side by side, 1 to `MAX_USERS`.
         page_seed: of the permutation that places logical blocks.
         read_back_limit: read-backs of fills outstanding at once; where one more would be, the drain comes earlier.
         drain: wait for read-backs once per layer, or behind each fill.
@@ -45,6 +49,7 @@ class DecoderSettings:
     slots_per_layer: int
     memo_bytes: int
     max_positions: int
+    users: int = 1
     page_seed: int = 20
     read_back_limit: int = READ_BACK_LIMIT
     drain: Literal["layer", "fill"] = "layer"
@@ -73,8 +78,8 @@ def check_settings(settings: DecoderSettings, config: Kolibri1Config) -> None:
     """Refuse settings that cannot work.
 
     Raises:
-        UsageError: too few or too many slots, no room for a memo, a limit of no read-back, a block of another size than 32
-            and 16, or positions that do not divide into blocks or are too many.
+        UsageError: too few or too many slots, no room for a memo, a limit of no read-back, no users or too many, a block of
+            another size than 32 and 16, or positions that do not divide into blocks or are too many.
     """
     if not config.num_experts_per_tok <= settings.slots_per_layer <= config.num_experts:
         raise UsageError(
@@ -85,6 +90,8 @@ def check_settings(settings: DecoderSettings, config: Kolibri1Config) -> None:
         raise UsageError(f"memo_bytes is {settings.memo_bytes}; compute needs one dequantized expert, {one} bytes")
     if settings.read_back_limit < 1:
         raise UsageError(f"read_back_limit is {settings.read_back_limit}; a fill that is verified needs at least 1")
+    if not 1 <= settings.users <= MAX_USERS:
+        raise UsageError(f"users is {settings.users}; a step decodes 1 to {MAX_USERS} sequences")
     if settings.block not in BLOCKS:
         raise UsageError(f"block is {settings.block!r}; a KV block has {' or '.join(BLOCKS)} positions")
     if settings.max_positions % settings.block_size or not 0 < settings.max_positions <= MAX_CONTEXT:

@@ -147,7 +147,11 @@ class _Stager:
         """Stage a router bias in fp32, in the layout that whoever adds it needs."""
         bias = self._bfloat16(name).astype(np.float32)
         if self._settings.topk == "device":
-            return DeviceSelection(self._device, self._upload(name, bias[None], DType.FLOAT32, Layout.TILE))
+            added = self._upload(name, bias[None], DType.FLOAT32, Layout.TILE)
+            if (users := self._settings.users) > 1:  # `add` takes equal shapes
+                rows = np.repeat(bias[None], users, axis=0)
+                added = upload(self._device, f"{name}.rows", rows, DType.FLOAT32, Layout.TILE)
+            return DeviceSelection(self._device, added)
         tensor = self._upload(name, bias, DType.FLOAT32, Layout.ROW_MAJOR)
         return HostSelection(self._device, RouterBias(self._device, tensor, keep=self._settings.bias == "cached"))
 

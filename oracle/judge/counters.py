@@ -70,6 +70,7 @@ def _moves(name: str) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("steps are two for every position", ("steps",), lambda c, k: c["steps"] == k.steps),
+    Rule("a judged sequence has no companions", ("companion_steps",), lambda c, _: c["companion_steps"] == 0),
     Rule("expert_uses are those of the ids shown", ("expert_uses",), lambda c, k: c["expert_uses"] == k.uses),
     _same("round_trips", "device.round_trips"),
     _same("drains", "device.synchronizes"),
@@ -166,6 +167,7 @@ class CountersGate:
         fills = known.distinct + 1
         counts = {
             "steps": known.steps,
+            "companion_steps": 0,
             "expert_uses": known.uses,
             "fills": fills,
             "slot_misses": fills,
@@ -204,6 +206,7 @@ class CountersGate:
 
         return {
             "a step too many": off("steps"),
+            "a companion in the steps": off("companion_steps"),
             "a use too many": off("expert_uses"),
             "a round trip not counted": off("device.round_trips"),
             "a drain not counted": off("device.synchronizes"),

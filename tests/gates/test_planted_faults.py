@@ -173,9 +173,9 @@ def test_a_router_that_weighs_by_another_rule_is_caught(healthy, golden, checkpo
     """The decoder computes with those weights too: everything downstream is off, and `routing` names the router."""
     honest = HostSelection.select
 
-    def select(self, scratch, logits, count, stats):
-        routing = honest(self, scratch, logits, count, stats)
-        return rule(routing, routing.logits.array()[0], self._bias.values(stats))
+    def select(self, scratch, logits, count, stats, users):
+        routings = honest(self, scratch, logits, count, stats, users)
+        return [rule(routing, routing.logits, self._bias.values(stats)) for routing in routings]
 
     monkeypatch.setattr(HostSelection, "select", select)
     assert healthy["bf16"]["routing"] == "pass"

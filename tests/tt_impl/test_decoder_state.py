@@ -112,7 +112,7 @@ def test_counters_agree_with_each_other_and_with_the_devices_log(
     assert stats["fills"] == stats["slot_misses"] == stats["device.non_blocking_reads"] - len(tokens) * (layers + 1)
     assert stats["drains"] == stats["device.synchronizes"] <= len(tokens) * layers
     assert stats["round_trips"] == stats["device.round_trips"] == stats["drains"] + len(tokens) * (layers + 1)
-    idle = {"memo_evictions", "early_drains", "on_demand_drains", "rereads", "bias_reads", "device_topks"}
+    idle = {"memo_evictions", "early_drains", "on_demand_drains", "rereads", "bias_reads", "companion_steps", "device_topks"}
     assert {field.name for field in fields(StepStats) if stats[field.name] == 0} == idle
 
 
@@ -214,6 +214,8 @@ def test_what_cannot_be_decoded_is_refused_with_the_reason(open_decoder: Open) -
         {"max_positions": 40},
         {"block": "16", "max_positions": 40},
         {"max_positions": 0},
+        {"users": 0},
+        {"users": 9},
         {"max_positions": 4128},
     ],
 )

@@ -49,7 +49,7 @@ def test_each_kind_of_layer_has_a_page_table_without_fixed_order(tiny: Checkpoin
 
 @given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 99))
 def test_a_table_names_every_block_in_turn_and_never_in_their_own_order(blocks: int, logical: int, seed: int) -> None:
-    table = page_table(blocks, logical, np.random.default_rng(seed))[0].tolist()
+    table = page_table(1, blocks, logical, np.random.default_rng(seed))[0].tolist()
     assert table == [table[at % blocks] for at in range(logical)]
     assert len(set(table)) == min(blocks, logical)
     assert set(table) <= set(range(blocks))
@@ -97,7 +97,7 @@ def test_a_ring_shows_at_every_position_what_an_unbounded_cache_does(window: int
         shown = []
         for cache in caches:
             cache.advance()
-            layer, positions = cache.layers[0], cache.position_tensor
+            layer, positions = cache.layers[0], cache.written
             for paged, new in ((layer.keys, k), (layer.values, v)):
                 device.paged_update_cache(paged, new, update_idxs_tensor=positions, page_table=layer.page_table)
             out = device.paged_scaled_dot_product_attention_decode(
@@ -127,8 +127,8 @@ def test_the_device_is_told_each_position(tiny: Checkpoint, settings: DecoderSet
     device = SimDevice()
     cache = PagedKvCache(device, tiny.config, settings, StepStats())
     for expected in range(3):
-        assert cache.advance() == expected
-        assert read(device, cache.position_tensor).tolist() == [[expected]]
+        assert cache.advance() == [expected]
+        assert read(device, cache.written).tolist() == [[expected]]
 
 
 def test_new_blocks_hold_nan_even_where_an_old_sequence_was(tiny: Checkpoint, settings: DecoderSettings) -> None:

@@ -31,7 +31,7 @@ def selected(
     tensor = upload(device, "logits", logits[None], DType.FLOAT32, Layout.TILE)
     before, stats = device.event_counts(), StepStats()
     with Scratch(device) as scratch:
-        routing = selection.select(scratch, tensor, count, stats)
+        [routing] = selection.select(scratch, tensor, count, stats)
     return routing, stats, {name: n - before.get(name, 0) for name, n in device.event_counts().items()}
 
 
@@ -129,7 +129,7 @@ def test_the_simulated_card_chooses_as_the_host_does_to_the_bit(logits: np.ndarr
     for name in ("experts", "weights"):
         assert getattr(host, name).dtype == getattr(there, name).dtype
         assert getattr(host, name).tobytes() == getattr(there, name).tobytes()
-    assert host.logits.array().tobytes() == there.logits.array().tobytes() == logits.tobytes()
+    assert host.logits.tobytes() == there.logits.tobytes() == logits.tobytes()
 
 
 def test_the_device_waits_once_for_one_tile_of_ids_and_one_of_logits() -> None:
@@ -144,7 +144,7 @@ def test_the_device_waits_once_for_one_tile_of_ids_and_one_of_logits() -> None:
     assert (stats.round_trips, stats.device_topks, log["op.topk"]) == (1, 1, 1)
     assert (log["round_trips"], log["blocking_reads"], log["non_blocking_reads"]) == (1, 1, 2)
     assert log["bytes_read"] == (2 + 12) * 4096
-    assert not routing.logits.settled
+    assert not routing.read.settled
 
 
 def test_a_card_that_prefers_the_highest_of_equal_scores_is_believed() -> None:
