@@ -1,7 +1,9 @@
 """The arms of `tt`: a base, which fixes the arithmetic, and levers that only move transfers and caching.
 
-So an arm's chains, logits, experts, residual streams and router logits are its base's, bit for bit. With `verify=first` the
-judge is told of no verified fill where there was none, and its gate `slots` is red by design: an arm to measure with.
+So an arm's chains, logits, experts, residual streams and router logits are its base's, bit for bit; with `topk=device` where
+the device keeps the rule of equal scores, which ttnn does not promise. With `verify=first` the judge is told of no verified
+fill where there was none, and its gate `slots` is red by design: an arm to measure with. A lever that has no effect beside
+another value (`Choice.idles`) makes a pair that is that other value alone.
 
 A name is the base, then `lever=value` for each lever that is off its default, separated by commas: `bf16`,
 `exact,drain=fill,dequant=reread`. To add a lever: a field of `DecoderSettings` of the same name, and an entry of `LEVERS`,
@@ -29,12 +31,14 @@ class Choice:
         changes: what it does differently from the default.
         shows: the counters that prove that it took effect.
         unseen: what the decoder's own checks no longer see.
+        idles: a lever that has no effect beside this value.
     """
 
     value: str
     changes: str
     shows: str = ""
     unseen: str = ""
+    idles: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,33 @@ LEVERS: tuple[Lever, ...] = (
                 "lru",
                 "the least recently touched expert goes",
                 "another sequence of evictions, so other `fills` and `slot_swaps`",
+            ),
+        ),
+    ),
+    Lever(
+        "topk",
+        Choice("host", "the host waits for all router logits and chooses a token's experts"),
+        (
+            Choice(
+                "device",
+                "the device adds the bias and chooses; the host waits for the ids and their logits alone",
+                "`device_topks` = `steps` x layers",
+                unseen=(
+                    "a card that gives equal scores to another id than the lowest, nor a router logit that is no number, "
+                    "unless it is selected: the card's choice stands"
+                ),
+                idles="bias",
+            ),
+        ),
+    ),
+    Lever(
+        "block",
+        Choice("32", "a KV block holds 32 positions"),
+        (
+            Choice(
+                "16",
+                "a KV block holds 16 positions, in a tile of 32 rows: more blocks, and nearly twice the memory",
+                "`kv_bytes` = the plan's of blocks of 16; no other lever moves it",
             ),
         ),
     ),

@@ -21,10 +21,10 @@ class Attention:
         self._sliding = config.is_sliding(layer)
 
     def forward(self, scratch: Scratch, x: Tensor, cache: PagedKvCache, rope: RopeTables) -> Tensor:
-        """x [1, hidden], normalized -> [1, hidden]; writes this position's key and value first, so the query sees itself.
+        """x [users, hidden], normalized -> the same; writes these positions' keys and values first, so a query sees itself.
 
         Args:
-            rope: this position's rows.
+            rope: these positions' rows.
         """
         device, config, weights = self._device, self._config, self._weights
         layer_cache = cache.layers[self._layer]
@@ -37,15 +37,16 @@ class Attention:
         k = scratch.own(device.rms_norm(k, weights.k_norm, epsilon=config.rms_norm_eps))
         if self._sliding:
             q, k = (scratch.own(device.rotary_embedding_hf(heads, *rope)) for heads in (q, k))
+        pages = layer_cache.page_table
         for paged, new in ((layer_cache.keys, k), (layer_cache.values, v)):
-            device.paged_update_cache(paged, new, update_idxs_tensor=cache.position_tensor, page_table=cache.page_table)
+            device.paged_update_cache(paged, new, update_idxs_tensor=cache.written, page_table=pages)
         attended = scratch.own(
             device.paged_scaled_dot_product_attention_decode(
                 q,
                 layer_cache.keys,
                 layer_cache.values,
-                page_table=cache.page_table,
-                cur_pos_tensor=cache.position_tensor,
+                page_table=pages,
+                cur_pos_tensor=cache.queried,
                 scale=config.head_dim**-0.5,
                 sliding_window_size=config.sliding_window if self._sliding else None,
             )

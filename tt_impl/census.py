@@ -30,6 +30,9 @@ def declared_ops(config: Kolibri1Config, settings: DecoderSettings) -> DeclaredO
         "matmul": 1,  # and their weighted sum
         "add": 3,  # of the shared expert, and two to the residual stream
     }
+    if settings.topk == "device":
+        layer["add"] += 1  # of the bias
+        layer |= {"topk": 1, "gather": 1}
     return DeclaredOps(step, layer, {"rotary_embedding_hf": 2})
 
 

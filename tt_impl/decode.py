@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tt_impl.stats import StepStats
 
 
 class Decoder:
-    """A Kolibri-1 on one device, decoding token by token.
+    """A Kolibri-1 on one device, decoding token by token, for one sequence or for several side by side.
 
     Residents are staged once; everything else (slots, memos, KV cache, counters) is made new by `reset`.
 
@@ -72,10 +72,19 @@ class Decoder:
         self._close_state()
         self._open_state()
 
-    def start(self) -> None:
-        """A new sequence at position 0; slots and memos stay warm."""
+    def start(self, user: int | None = None) -> None:
+        """A new sequence at position 0, of one user or of all; slots and memos stay warm, and other users go on.
+
+        Raises:
+            UsageError: there is no such user.
+        """
+        if user is not None and not 0 <= user < self._settings.users:
+            raise UsageError(f"there is no user {user}; the decoder was opened with users={self._settings.users}")
+        if user is not None and self._settings.users > 1:
+            self._cache.restart(user)
+            return
         self._cache.close()
-        self._cache = PagedKvCache(self._device, self._config, self._settings)
+        self._cache = PagedKvCache(self._device, self._config, self._settings, self._stats)
 
     def stats(self) -> Mapping[str, int]:
         """The decoder's own counters, and the device's under `device.NAME`, since `reset`."""
@@ -88,7 +97,7 @@ class Decoder:
         return read_residents(self._device, self._residents.staged)
 
     def declared_ops(self) -> DeclaredOps:
-        """How many ops of each name a step has."""
+        """How many ops of each name a step of one user has."""
         return declared_ops(self._config, self._settings)
 
     def record_ops(self, on: bool) -> None:
@@ -107,43 +116,61 @@ class Decoder:
         self._device.close()
 
     def step(self, token: int) -> StepEvidence:
-        """Consume `token` at the next position.
+        """Consume `token` at the next position of the one user.
 
         Raises:
-            UsageError: an id outside the vocabulary, or a full KV cache.
+            UsageError, DeviceFault: as `step_users`.
+        """
+        [evidence] = self.step_users([token])
+        assert evidence is not None  # of a user with a token
+        return evidence
+
+    def step_users(self, tokens: Sequence[int | None]) -> list[StepEvidence | None]:
+        """Consume one token of each user at its next position; None for a user that idles, whose sequence stays as it is.
+
+        Each user's evidence is what it would be alone, bit for bit.
+
+        Raises:
+            UsageError: not a token or None for each user, no token at all, an id outside the vocabulary, or a full KV cache;
+                nobody has moved.
             DeviceFault: a check of the decoder or its device fired.
         """
-        if not 0 <= token < self._config.vocab_size:
-            raise UsageError(f"token id {token} is outside the vocabulary of {self._config.vocab_size}")
-        position = self._cache.advance()
-        self._pool.begin_step()
+        taking = self._taking_part(tokens)
+        positions = self._cache.advance(list(taking))
+        self._pool.begin_step(tokens=len(taking))
         device = self._device
         with Scratch(device) as scratch:
-            hidden, embedding = self._embed(scratch, token)
+            hidden, embedding = self._embed(scratch, [token or 0 for token in tokens])
             rope = self._residents.rope.rows(device, scratch, self._cache.rope_positions)
             residuals: list[ReadHandle] = []
-            routings: list[Routing] = []
+            routings: list[list[Routing]] = []
             for layer in self._layers:
-                after, routing = layer.forward(hidden, self._cache, rope)
+                after, routed = layer.forward(hidden, self._cache, rope)
                 hidden = scratch.own(after)
                 residuals.append(device.copy_device_to_host_tensor(hidden, blocking=False))
-                routings.append(routing)
+                routings.append(routed)
             logits = self._logits(scratch, hidden)
         self._stats.steps += 1
+        self._stats.companion_steps += len(taking) - 1
         self._stats.memory_after = device.get_memory_view().allocated_bytes
-        return StepEvidence(
-            token=token,
-            position=position,
-            logits=logits,
-            embedding=embedding.array()[0].view(np.uint8).copy(),
-            expert_ids=np.stack([routing.experts for routing in routings]),
-            expert_weights=np.stack([routing.weights for routing in routings]),
-            residual=np.stack([tap.array()[0].astype(np.float32) for tap in residuals]),
-            router_logits=np.stack([routing.logits for routing in routings]),
-        )
+        shown: list[StepEvidence | None] = [None] * len(tokens)
+        streams, rows = [tap.array() for tap in residuals], embedding.array()
+        for at, (user, token) in enumerate(taking.items()):
+            own = [layer[at] for layer in routings]
+            shown[user] = StepEvidence(
+                token=token,
+                position=positions[at],
+                logits=logits[user].copy(),
+                embedding=rows[user].view(np.uint8).copy(),
+                expert_ids=np.stack([routing.experts for routing in own]),
+                expert_weights=np.stack([routing.weights for routing in own]),
+                residual=np.stack([stream[user].astype(np.float32) for stream in streams]),
+                router_logits=np.stack([routing.logits for routing in own]),
+            )
+        return shown
 
     def layer(self, layer: int, inputs: Float32) -> Float32:
-        """Layer `layer` alone over `inputs` [T, hidden]; see `run_layer`. Begins and leaves a new sequence."""
+        """Layer `layer` alone over `inputs` [T, hidden]; see `run_layer`. Begins and leaves new sequences of all users."""
         self.start()
         self._pool.begin_step(tokens=len(inputs))
         rope, activation = self._residents.rope, self._settings.activation
@@ -151,10 +178,23 @@ class Decoder:
         self.start()
         return outputs
 
-    def _embed(self, scratch: Scratch, token: int) -> tuple[Tensor, ReadHandle]:
-        """The residual stream before layer 0, [1, hidden], and the tap of the bf16 row that it was made from."""
+    def _taking_part(self, tokens: Sequence[int | None]) -> dict[int, int]:
+        """The token of each user that has one."""
+        users = self._settings.users
+        if len(tokens) != users:
+            raise UsageError(f"a step of {len(tokens)} tokens; the decoder was opened with users={users}, so give one for each")
+        taking = {user: token for user, token in enumerate(tokens) if token is not None}
+        if not taking:
+            raise UsageError("a step in which every user idles; give at least one a token")
+        for token in taking.values():
+            if not 0 <= token < self._config.vocab_size:
+                raise UsageError(f"token id {token} is outside the vocabulary of {self._config.vocab_size}")
+        return taking
+
+    def _embed(self, scratch: Scratch, tokens: Sequence[int]) -> tuple[Tensor, ReadHandle]:
+        """The residual stream before layer 0, [users, hidden], and the tap of the bf16 rows that it was made from."""
         device = self._device
-        device.copy_host_to_device_tensor(np.array([[token]], np.uint32), self._ids)
+        device.copy_host_to_device_tensor(np.array([tokens], np.uint32), self._ids)
         row = scratch.own(device.embedding(self._ids, self._residents.embedding))
         tap = device.copy_device_to_host_tensor(row, blocking=False)
         if row.dtype is self._settings.activation:
@@ -162,20 +202,20 @@ class Decoder:
         return scratch.own(device.typecast(row, self._settings.activation)), tap
 
     def _logits(self, scratch: Scratch, hidden: Tensor) -> np.ndarray:
-        """float32 [vocabulary], never rounded to bf16; this read settles all taps before it."""
+        """float32 [users, vocabulary], never rounded to bf16; this read settles all taps before it."""
         device, residents = self._device, self._residents
         normed = scratch.own(device.rms_norm(hidden, residents.final_norm, epsilon=self._config.rms_norm_eps))
         logits = scratch.own(device.linear(normed, residents.lm_head, dtype=DType.FLOAT32))
         read = device.copy_device_to_host_tensor(logits, blocking=True)
         self._stats.round_trips += 1
-        return read.array()[0].copy()
+        return read.array()
 
     def _open_state(self) -> None:
         device, config, settings = self._device, self._config, self._settings
         self._device_counts = device.event_counts()
         self._stats = self._meter.stats = StepStats()
-        self._ids = device.allocate_tensor_on_device((1, 1), DType.UINT32, Layout.ROW_MAJOR, "ids")
-        self._cache = PagedKvCache(device, config, settings)
+        self._ids = device.allocate_tensor_on_device((1, settings.users), DType.UINT32, Layout.ROW_MAJOR, "ids")
+        self._cache = PagedKvCache(device, config, settings, self._stats)
         self._pool = self._pool_type(device, config, self._experts, settings, self._stats, self._observer)
         self._layers = [
             DecoderLayer(device, config, layer, self._residents, self._pool, self._stats)

@@ -65,8 +65,19 @@ class ExpertPool:
             self._stats.epoch_resets += 1
             self._memo.sweep()
 
+    def groups(self, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
+        """A step's experts in groups that the layer's slots hold at once, each to be used and released before the next.
+
+        One group, as asked, where all fit; else those in slots come first, so that no fill evicts what is still to be used.
+        """
+        slots = self._settings.slots_per_layer
+        if len(experts) <= slots:
+            return [experts]
+        ordered = sorted(experts, key=lambda expert: expert not in self._tables[layer])
+        return [ordered[start : start + slots] for start in range(0, len(ordered), slots)]
+
     def make_resident(self, layer: int, experts: Sequence[int]) -> None:
-        """Bring a step's experts into verified slots: touch, fills, and the layer's one drain.
+        """Bring a group of a step's experts into verified slots: touch, fills, and the group's one drain.
 
         Raises:
             DeviceFault: as `ExpertStream.drain` and `SlotTable.touch` say; `fill-bound`.

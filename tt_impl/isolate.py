@@ -23,11 +23,15 @@ def run_layer(
         rope: the tables of all positions.
         inputs: [T, hidden], rounded to `activation` once, as a layer's input on the device is.
     """
-    outputs = []
+    outputs, users = [], cache.written.shape[1]
     for row in inputs:
-        cache.advance()
+        cache.advance()  # of the first user; the others' rows are the same, and idle
         with Scratch(device) as scratch:
-            hidden = scratch.own(upload(device, "layer_input", row[None].astype(activation.host), activation, Layout.TILE))
+            hidden = scratch.own(
+                upload(
+                    device, "layer_input", np.repeat(row[None], users, axis=0).astype(activation.host), activation, Layout.TILE
+                )
+            )
             after, _ = layer.forward(hidden, cache, rope.rows(device, scratch, cache.rope_positions))
             read = device.copy_device_to_host_tensor(scratch.own(after), blocking=True)
             outputs.append(read.array()[0].astype(np.float32))

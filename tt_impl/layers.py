@@ -33,11 +33,12 @@ class DecoderLayer:
         self._attention = Attention(device, config, layer, self._weights)
         self._experts = MixtureOfExperts(device, config, layer, self._weights, pool, stats)
 
-    def forward(self, hidden: Tensor, cache: PagedKvCache, rope: RopeTables) -> tuple[Tensor, Routing]:
-        """The residual stream [1, hidden] before the layer -> after its second addition; the caller frees both.
+    def forward(self, hidden: Tensor, cache: PagedKvCache, rope: RopeTables) -> tuple[Tensor, list[Routing]]:
+        """The residual stream [users, hidden] before the layer -> after its second addition; the caller frees both.
+        Routings are of the users that take part, in their order.
 
         Args:
-            rope: the rows of the cache's position.
+            rope: the rows of the cache's positions.
         """
         weights = self._weights
         with Scratch(self._device) as scratch:
@@ -45,8 +46,8 @@ class DecoderLayer:
             attended = self._norm(scratch, self._attention.forward(scratch, x, cache, rope), weights.post_attn_norm)
             middle = scratch.own(self._device.add(hidden, attended))
             x = self._norm(scratch, middle, weights.post_attention_layernorm)
-            mixed, routing = self._experts.forward(scratch, x)
-            return self._device.add(middle, self._norm(scratch, mixed, weights.post_ffn_norm)), routing
+            mixed, routings = self._experts.forward(scratch, x, cache.active)
+            return self._device.add(middle, self._norm(scratch, mixed, weights.post_ffn_norm)), routings
 
     def _norm(self, scratch: Scratch, x: Tensor, weight: Tensor) -> Tensor:
         return scratch.own(self._device.rms_norm(x, weight, epsilon=self._epsilon))

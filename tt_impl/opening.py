@@ -14,7 +14,7 @@ from tt_impl.device.sim.schedule import LazySchedule
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.planted_device import planted
 from tt_impl.plants import PLANTS, Parts
-from tt_impl.settings import DecoderSettings
+from tt_impl.settings import BLOCKS, DecoderSettings
 from tt_impl.variants import variant_named
 
 DEVICES = ("sim", "ttnn")
@@ -97,6 +97,8 @@ def _simulated(parts: Parts, schedule: str) -> tuple[Device, dict[str, str]]:
 def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:
     if BASES[arm.base][0] is DType.FLOAT32:
         raise SubjectError("device ttnn has no float32 attention; judge the arm `exact` with --device sim")
+    if (block := dict(arm.levers).get("block", BLOCKS[0])) != BLOCKS[0]:
+        raise SubjectError(f"no card has shown KV blocks of {block} positions; judge `block={block}` with --device sim")
     from tt_impl.device.ttnn.device import TtnnDevice
 
     device = TtnnDevice.open()

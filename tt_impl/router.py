@@ -1,14 +1,17 @@
-"""Which experts a token goes to, decided on the host from the device's fp32 logits."""
+"""Which experts a token goes to, decided on the host from the device's fp32 logits; `device_router` asks the device."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from oracle.errors import DeviceFault
-from tt_impl.device.protocol import Device, Tensor
+from tt_impl.device.protocol import Device, ReadHandle, Tensor
+from tt_impl.lifetimes import Scratch
 from tt_impl.stats import StepStats
 
 Float32 = npt.NDArray[np.float32]
@@ -18,21 +21,40 @@ _EXP_LIMIT = np.float32(88)  # exp stays finite in float32; a weight of 6e-39 st
 
 @dataclass(frozen=True)
 class Routing:
-    """`experts` int32 [k] by falling selection score, `weights` float32 [k] in the same order; `logits` of all experts."""
+    """Where one token went.
+
+    Attributes:
+        experts: int32 [k], by falling selection score.
+        weights: float32 [k], in the same order.
+        read: of the logits [users, experts], all of them, as evidence; settled at the latest by the step's last read.
+        row: the token's in `read`.
+    """
 
     experts: npt.NDArray[np.int32]
     weights: Float32
-    logits: Float32
+    read: ReadHandle
+    row: int = 0
+
+    @property
+    def logits(self) -> Float32:
+        """float32 [experts]. Raises DeviceFault("unsettled-read") before the read has settled."""
+        return np.asarray(self.read.array()[self.row], np.float32)
 
 
-def route(logits: Float32, bias: Float32, count: int) -> Routing:
-    """The top `count` of logits + bias, and their sigmoid weights (facts section 5).
+class Selection(Protocol):
+    """How one layer's experts are chosen."""
 
-    The bias selects but does not weigh, the weights are not renormalized, and of equal scores the lowest id wins.
+    def select(
+        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
+    ) -> list[Routing]:
+        """The top `count` of the device's logits, FLOAT32 TILE [rows, experts], plus the layer's bias, for the rows of `users`
+        and no others; what it waits for, once for all of them, is counted in `stats`. Raises DeviceFault for logits or ids
+        that can't be."""
+        ...
 
-    Args:
-        logits: float32 [experts], never rounded to bf16.
-        bias: float32 [experts].
+
+def top_experts(logits: Float32, bias: Float32, count: int) -> npt.NDArray[np.int32]:
+    """The top `count` of logits + bias, both float32 [experts]; of equal scores the lowest id wins (facts section 5).
 
     Raises:
         DeviceFault: `non-finite` for a NaN or infinite logit.
@@ -40,9 +62,29 @@ def route(logits: Float32, bias: Float32, count: int) -> Routing:
     if not np.isfinite(logits).all():
         bad = np.flatnonzero(~np.isfinite(logits))
         raise DeviceFault("non-finite", f"{bad.size} of {logits.size} router logits, the first of expert {bad[0]}")
-    experts = np.argsort(-(logits + bias), kind="stable")[:count]
-    weights = np.float32(1) / (np.float32(1) + np.exp(np.minimum(-logits[experts], _EXP_LIMIT)))
-    return Routing(experts.astype(np.int32), weights, logits)
+    return np.argsort(-(logits + bias), kind="stable")[:count].astype(np.int32)
+
+
+def sigmoid_weights(selected: Float32) -> Float32:
+    """Weights of the selected logits, float32 [k]: the bias does not weigh, and nothing is renormalized (facts section 5)."""
+    return np.float32(1) / (np.float32(1) + np.exp(np.minimum(-selected, _EXP_LIMIT)))
+
+
+class HostSelection:
+    """The host waits for all logits, adds its copy of the bias and takes the top k; see `Selection`."""
+
+    def __init__(self, device: Device, bias: RouterBias) -> None:
+        self._device = device
+        self._bias = bias
+
+    def select(
+        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
+    ) -> list[Routing]:
+        read = self._device.copy_device_to_host_tensor(logits, blocking=True)
+        stats.round_trips += 1
+        rows, bias = np.asarray(read.array(), np.float32), self._bias.values(stats)
+        chosen = [top_experts(rows[user], bias, count) for user in users]
+        return [Routing(e, sigmoid_weights(rows[user][e]), read, user) for user, e in zip(users, chosen, strict=True)]
 
 
 class RouterBias:

@@ -1,8 +1,8 @@
 """Uploading what stays on the device for the whole run; `plans.staging_plan` says what and how much that is.
 
 Every resident tensor of the checkpoint is staged: fp8 weights and their grids verbatim, bf16 tensors in the computing dtype,
-router biases in fp32. Beside each fp8 weight stands a copy in the computing dtype, dequantized on the host, since fp8 has no
-matrix op on the device.
+router biases in fp32 (tiled where the device adds them). Beside each fp8 weight stands a copy in the computing dtype,
+dequantized on the host, since fp8 has no matrix op on the device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import SCALE_SUFFIX, inventory
 from tt_impl.dequant import dequantize
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
+from tt_impl.device_router import DeviceSelection
 from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
 from tt_impl.rope import RopeTables, rope_tables
-from tt_impl.router import RouterBias
+from tt_impl.router import HostSelection, RouterBias, Selection
 from tt_impl.settings import DecoderSettings
 
 
@@ -34,7 +35,8 @@ class WeightSource(Protocol):
 class LayerWeights:
     """One layer's resident operands. Norm weights are [1, width] ROW_MAJOR, matrices [out, in] TILE.
 
-    `qkv` stacks the query, key and value rows; `router_bias` is what the host knows of the bias, read back once.
+    `qkv` stacks the query, key and value rows; `selection` holds the router's bias, as the host's copy, read back once, or as
+    the device's tensor.
     """
 
     input_layernorm: Tensor
@@ -46,7 +48,7 @@ class LayerWeights:
     qkv: Tensor
     o_proj: Tensor
     router: Tensor
-    router_bias: RouterBias
+    selection: Selection
     shared: FeedForwardWeights
 
 
@@ -115,7 +117,7 @@ class _Stager:
             qkv=upload(self._device, f"{attention}.qkv", qkv, self._dtype, Layout.TILE),
             o_proj=upload(self._device, f"{attention}.o", self._fp8(f"{attention}.o_proj.weight"), self._dtype, Layout.TILE),
             router=self._matrix(f"{prefix}.mlp.gate.weight"),
-            router_bias=self._bias(f"{prefix}.moe.router.expert_bias"),
+            selection=self._selection(f"{prefix}.moe.router.expert_bias"),
             shared=upload_feed_forward(
                 self._device,
                 shared,
@@ -141,10 +143,17 @@ class _Stager:
         weight = self._bfloat16(name).astype(self._dtype.host)
         return self._upload(name, weight, self._dtype, Layout.TILE)
 
-    def _bias(self, name: str) -> RouterBias:
-        """Stage a router bias in fp32."""
-        tensor = self._upload(name, self._bfloat16(name).astype(np.float32), DType.FLOAT32, Layout.ROW_MAJOR)
-        return RouterBias(self._device, tensor, keep=self._settings.bias == "cached")
+    def _selection(self, name: str) -> Selection:
+        """Stage a router bias in fp32, in the layout that whoever adds it needs."""
+        bias = self._bfloat16(name).astype(np.float32)
+        if self._settings.topk == "device":
+            added = self._upload(name, bias[None], DType.FLOAT32, Layout.TILE)
+            if (users := self._settings.users) > 1:  # `add` takes equal shapes
+                rows = np.repeat(bias[None], users, axis=0)
+                added = upload(self._device, f"{name}.rows", rows, DType.FLOAT32, Layout.TILE)
+            return DeviceSelection(self._device, added)
+        tensor = self._upload(name, bias, DType.FLOAT32, Layout.ROW_MAJOR)
+        return HostSelection(self._device, RouterBias(self._device, tensor, keep=self._settings.bias == "cached"))
 
     def _upload(self, name: str, array: HostArray, dtype: DType, layout: Layout) -> Tensor:
         """Stage a tensor of the checkpoint under its name."""

@@ -11,22 +11,26 @@ class StepStats:
     """Counts since `reset`. L layers; after the arrow, what the device's own log must say (`event_log.EventLog`).
 
     Attributes:
-        steps: decode steps finished.
+        steps: decode steps finished, of one user or of several together: what is counted once a step below is counted once for
+            all of them.
+        companion_steps: users that a step decoded beside its first: tokens consumed are `steps` and these.
         round_trips: times the host waited for the device: each step's L router reads and its logits, each drain, reread
             and bias read -> `round_trips`.
-        slot_hits, slot_misses: experts asked for that a slot held, or not.
+        slot_hits, slot_misses: experts asked for, each once a step, that a slot held, or not.
         slot_swaps: experts evicted from a slot to make room.
         fills: experts staged; equals `slot_misses` -> part of `writes`.
         staged_bytes: written by fills. `verified_bytes`: of them, read back and compared; equal to `staged_bytes` after
             every drain, unless later fills of an expert are trusted (`verify=first`).
         drains: waits that settled and verified outstanding read-backs -> `synchronizes`. At most one per layer and step,
-            but for the two kinds counted apart, and with `drain=fill`, where each fill is one.
+            but for the two kinds counted apart, with `drain=fill`, where each fill is one, and where several users need more
+            experts of a layer than there are slots: then one for each group that fits.
         early_drains: of them, those made since read-backs had reached their limit.
         on_demand_drains: of them, those for an expert that was used without having been asked for; 0 in a decoder's steps.
         rereads: slots read again to dequantize them (`dequant=reread`) -> with L + 1 a step and `bias_reads`,
             `blocking_reads`.
         bias_reads: router biases fetched from the device by a step.
-        expert_uses: experts that took part in compute.
+        device_topks: layers of steps whose experts the device chose (`topk=device`) -> `op.topk`.
+        expert_uses: experts that took part in compute, once a step however many users one serves.
         memo_hits, memo_misses: dequantized experts found on the device, or made.
         memo_evictions: memos of resident experts dropped for want of room; `memo_releases`: memos that no longer count
             since their expert left its slot, or was filled anew.
@@ -34,11 +38,14 @@ class StepStats:
         epoch_resets: steps that found the slots' content changed since the step before began.
         bytes_written, bytes_read: host to device and back, packed, counted on the decoder's side of the device's interface
             -> the same names.
+        kv_bytes: device bytes that keys and values take, by the device's own account of its memory: what `plans.kv_plan`
+            plans for the settings, whatever has been decoded.
         memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
             difference is `memo_bytes`.
     """
 
     steps: int = 0
+    companion_steps: int = 0
     round_trips: int = 0
     slot_hits: int = 0
     slot_misses: int = 0
@@ -51,6 +58,7 @@ class StepStats:
     on_demand_drains: int = 0
     rereads: int = 0
     bias_reads: int = 0
+    device_topks: int = 0
     expert_uses: int = 0
     memo_hits: int = 0
     memo_misses: int = 0
@@ -61,6 +69,7 @@ class StepStats:
     epoch_resets: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
+    kv_bytes: int = 0
     memory_before: int = 0
     memory_after: int = 0
 

@@ -18,6 +18,7 @@ from oracle.subjects.protocol import (
 )
 from oracle.subjects.repeats import Variant
 from tt_impl.arms import ARMS, parse_arm
+from tt_impl.companions import Companions
 from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
 from tt_impl.plants import PLANTS
@@ -26,12 +27,18 @@ from tt_impl.variants import VARIANTS, occupy, variant_named
 
 
 class TtSubject:
-    """An opened decoder; see `oracle.subjects.protocol.Subject`."""
+    """An opened decoder; see `oracle.subjects.protocol.Subject`.
 
-    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str) -> None:
+    Args:
+        replay: what a fault's message ends with.
+        sequence: what is started and stepped, if it is one of several in the decoder's steps.
+    """
+
+    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str, sequence: Companions | None = None) -> None:
         self._identity = identity
         self._decoder = decoder
         self._replay = replay
+        self._sequence = sequence or decoder
 
     @property
     def identity(self) -> SubjectIdentity:
@@ -41,11 +48,11 @@ class TtSubject:
         self._decoder.reset()
 
     def start(self) -> None:
-        self._decoder.start()
+        self._sequence.start()
 
     def step(self, token: int) -> StepEvidence:
         try:
-            return self._decoder.step(token)
+            return self._sequence.step(token)
         except DeviceFault as fault:
             raise DeviceFault(fault.kind, f"{fault.message}{self._replay}") from fault
 
@@ -95,13 +102,15 @@ class TtFactory:
         opened = open_parts(request)
         parts, device = opened.parts, opened.device
         try:
-            if variant_named(request.variant).reload:
+            variant = variant_named(request.variant)
+            if variant.reload:
                 occupy(device, parts, opened.settings)
             decoder = Decoder(device, parts.config, parts.weights, parts.experts, opened.settings, observer, parts.pool_type)
         except BaseException:
             device.close()  # a card stays taken until it is closed
             raise
-        return TtSubject(opened.identity, decoder, opened.replay)
+        sequence = Companions(decoder, parts.config.vocab_size) if variant.companions else None
+        return TtSubject(opened.identity, decoder, opened.replay, sequence)
 
     def open_ops(self, request: SubjectRequest) -> OpRunner:
         """Open the device alone; nothing is staged.

@@ -12,6 +12,7 @@ from typing import cast
 from oracle.errors import SubjectError
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.subjects.repeats import Variant
+from tt_impl.companions import USERS
 from tt_impl.decode import Decoder
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Bytes, Device, DType, Layout, Tensor
@@ -38,12 +39,14 @@ class TtVariant:
         schedule: of the simulated device, in place of the one asked for; None to leave it.
         settings: what becomes of the arm's settings.
         reload: another checkpoint was on the device before.
+        companions: the sequence is one of several in the decoder's steps (`companions.Companions`).
     """
 
     told: Variant
     schedule: str | None = None
     settings: Change = field(default=_as_it_is)
     reload: bool = False
+    companions: bool = False
 
 
 def _pool(slots_above: int, memos: Callable[[Kolibri1Config, int], int]) -> Change:
@@ -72,6 +75,11 @@ VARIANTS: Mapping[str, TtVariant] = {
     ),
     "all-slots": TtVariant(
         Variant("a slot and a memo for every expert", ("memo_hits",)), settings=_pool(1 << 20, lambda _, slots: slots)
+    ),
+    "batch": TtVariant(
+        Variant("other sequences, of other lengths and some idle, in the same steps", ("companion_steps",)),
+        settings=lambda settings, _: replace(settings, users=USERS),
+        companions=True,
     ),
     "reload": TtVariant(Variant("another checkpoint was at the same addresses before"), reload=True),
 }

@@ -24,7 +24,7 @@ class CensusAuditor:
         self._config = config
         self._prompt = prompt
         self._begins = {first_of_layer(layer): layer for layer in range(config.num_hidden_layers)}
-        self._biases = {bias_of_layer(layer) for layer in range(config.num_hidden_layers)}
+        self._biases = {bias_of_layer(layer): layer for layer in range(config.num_hidden_layers)}
         self._declared: tuple[tuple[Where, str, int], ...] = ()
         self._steps = self._weights = self._violation_count = 0
         self._tallies: dict[tuple[Where, OpCounts], OpTally] = {}
@@ -64,7 +64,7 @@ class CensusAuditor:
         wanted = [name for stage in planned for name in stage.names]
         counted = Counter(name for name, _ in used)
         surplus, missing = counted - Counter(wanted), Counter(wanted) - counted
-        for name in self._biases & surplus.keys():
+        for name in self._biases.keys() & surplus.keys():
             surplus[name] -= 1  # once is the device's choice
         surplus = +surplus
         if missing:
@@ -73,6 +73,7 @@ class CensusAuditor:
             self._report(f"{place} {_layers(surplus)}: used besides, or once too often: {_shown(surplus)}")
         if not (missing or surplus):
             self._check_order(place, planned, [(name, op) for name, op in used if name not in self._biases])
+            self._check_biases(place, [name for name, _ in used])
 
     def _check_order(self, place: str, planned: Sequence[Stage], used: list[tuple[str, str]]) -> None:
         """Of a step that uses each weight once."""
@@ -94,6 +95,15 @@ class CensusAuditor:
             for name, op in found:
                 if op not in stage.ops:
                     self._report(f"{where}: {name} used by {op}, not by {' or '.join(sorted(stage.ops))}")
+
+    def _check_biases(self, place: str, used: list[str]) -> None:
+        """A bias that the device uses is used among its own layer's weights: there it has no fixed place."""
+        before = ""
+        for name in used:
+            if name not in self._biases:
+                before = name
+            elif not before.startswith(own := f"model.layers.{self._biases[name]}."):
+                self._report(f"{place}: {name} used behind {before or 'nothing'}, and not behind a weight of {own[:-1]}")
 
     def _tally(self, place: str, ops: Sequence[OpUse]) -> None:
         """Count the ops of each layer, which begins with its first norm's weight, and of what is outside."""

@@ -58,6 +58,7 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
         "used by mul",
     ),
     "layers out of order": (lambda ops: [ops[0], *ops[2:10], ops[1], *ops[10:]], "belongs"),
+    "another layer's bias": (lambda ops: [*ops, OpUse("add", (_BIAS,))], "not behind a weight of model.layers.0"),
     "a bias twice": (lambda ops: [*ops, OpUse("add", (_BIAS,)), OpUse("add", (_BIAS,))], "once too often"),
 }
 """Each fault with words of the violation that must report it."""

@@ -51,11 +51,13 @@ class Rule:
         says: the rule in words; part of the gate's definition.
         needs: the counters.
         holds: of them and what the judge knows.
+        or_zero: counters of the device that it looks at too, 0 where the run does not state them: ops that never ran.
     """
 
     says: str
     needs: tuple[str, ...]
     holds: Callable[[Counts, Known], bool]
+    or_zero: tuple[str, ...] = ()
 
 
 def _same(first: str, second: str) -> Rule:
@@ -68,6 +70,7 @@ def _moves(name: str) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("steps are two for every position", ("steps",), lambda c, k: c["steps"] == k.steps),
+    Rule("a judged sequence has no companions", ("companion_steps",), lambda c, _: c["companion_steps"] == 0),
     Rule("expert_uses are those of the ids shown", ("expert_uses",), lambda c, k: c["expert_uses"] == k.uses),
     _same("round_trips", "device.round_trips"),
     _same("drains", "device.synchronizes"),
@@ -78,6 +81,17 @@ RULES: tuple[Rule, ...] = (
         "one router read a layer and one of logits a step, rereads and bias reads are the device's blocking reads",
         ("steps", "rereads", "bias_reads", "device.blocking_reads"),
         lambda c, k: (k.layers + 1) * c["steps"] + c["rereads"] + c["bias_reads"] == c["device.blocking_reads"],
+    ),
+    Rule(
+        "device_topks = device.op.topk",
+        ("device_topks",),
+        lambda c, _: c["device_topks"] == c["device.op.topk"],
+        or_zero=("device.op.topk",),
+    ),
+    Rule(
+        "the device chooses the experts of every layer and step, or of none",
+        ("device_topks", "steps"),
+        lambda c, k: c["device_topks"] in (0, k.layers * c["steps"]),
     ),
     Rule(
         "slot hits and misses are the uses",
@@ -141,8 +155,9 @@ class CountersGate:
                 findings.append(Finding(f"the subject does not count {what}", allowed=rule.says, verdict="incomplete"))
                 continue
             compared += 1
-            if not rule.holds(counts, known):
-                worst = ", ".join(f"{name} {counts[name]}" for name in rule.needs)
+            seen = {**dict.fromkeys(rule.or_zero, 0), **counts}
+            if not rule.holds(seen, known):
+                worst = ", ".join(f"{name} {seen[name]}" for name in (*rule.needs, *rule.or_zero))
                 findings.append(Finding("counters contradict the device or each other", worst=worst, allowed=rule.says))
         return Judgement(compared, tuple(findings), {name: counts[name] for name in sorted(counts)})
 
@@ -152,6 +167,7 @@ class CountersGate:
         fills = known.distinct + 1
         counts = {
             "steps": known.steps,
+            "companion_steps": 0,
             "expert_uses": known.uses,
             "fills": fills,
             "slot_misses": fills,
@@ -168,6 +184,7 @@ class CountersGate:
             "epoch_resets": 1,
             "rereads": 1,
             "bias_reads": 1,
+            "device_topks": 0,
             "device.blocking_reads": (known.layers + 1) * known.steps + 2,
             "device.ops": 1,
         }
@@ -189,6 +206,7 @@ class CountersGate:
 
         return {
             "a step too many": off("steps"),
+            "a companion in the steps": off("companion_steps"),
             "a use too many": off("expert_uses"),
             "a round trip not counted": off("device.round_trips"),
             "a drain not counted": off("device.synchronizes"),
@@ -196,6 +214,8 @@ class CountersGate:
             "a byte read not counted": off("device.bytes_read"),
             "a fill not counted": off("slot_misses"),
             "a blocking read not counted": off("device.blocking_reads"),
+            "a choice of the device not counted": at(device__op__topk=counts["device_topks"] + 1),
+            "a choice of the device in one layer alone": at(device_topks=1, device__op__topk=1),
             "slot hits lost": off("slot_hits", by=-1),
             "memo hits lost": off("memo_hits", by=-1),
             "a staged byte too many": off("staged_bytes"),

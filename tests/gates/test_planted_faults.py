@@ -26,8 +26,7 @@ from oracle.subjects.harness import drive
 from oracle.subjects.protocol import StepEvidence, Subject, SubjectRequest
 from oracle.subjects.registry import subject_factory
 from oracle.subjects.run import Run, SlotEvidence
-from tt_impl import moe
-from tt_impl.router import Routing
+from tt_impl.router import HostSelection, Routing
 
 pytestmark = pytest.mark.slow
 
@@ -155,25 +154,30 @@ def test_a_fault_in_the_decoder_is_caught_by_its_gate(healthy, golden, checkpoin
     assert {name for name in gates if verdicts[name] == "fail"} == gates, verdicts
 
 
-def _renormalized(routing: Routing, _bias: np.ndarray) -> Routing:
+def _renormalized(routing: Routing, _logits: np.ndarray, _bias: np.ndarray) -> Routing:
     return replace(routing, weights=routing.weights / routing.weights.sum())
 
 
-def _softmax(routing: Routing, _bias: np.ndarray) -> Routing:
-    odds = np.exp(routing.logits - routing.logits.max())
+def _softmax(routing: Routing, logits: np.ndarray, _bias: np.ndarray) -> Routing:
+    odds = np.exp(logits - logits.max())
     return replace(routing, weights=(odds / odds.sum())[routing.experts])
 
 
-def _bias_weighs(routing: Routing, bias: np.ndarray) -> Routing:
-    scores = (routing.logits + bias)[routing.experts]
+def _bias_weighs(routing: Routing, logits: np.ndarray, bias: np.ndarray) -> Routing:
+    scores = (logits + bias)[routing.experts]
     return replace(routing, weights=(1 / (1 + np.exp(-scores))).astype(np.float32))
 
 
 @pytest.mark.parametrize("rule", [_renormalized, _softmax, _bias_weighs])
 def test_a_router_that_weighs_by_another_rule_is_caught(healthy, golden, checkpoint, monkeypatch, rule):
     """The decoder computes with those weights too: everything downstream is off, and `routing` names the router."""
-    honest = moe.route
-    monkeypatch.setattr(moe, "route", lambda logits, bias, count: rule(honest(logits, bias, count), bias))
+    honest = HostSelection.select
+
+    def select(self, scratch, logits, count, stats, users):
+        routings = honest(self, scratch, logits, count, stats, users)
+        return [rule(routing, routing.logits, self._bias.values(stats)) for routing in routings]
+
+    monkeypatch.setattr(HostSelection, "select", select)
     assert healthy["bf16"]["routing"] == "pass"
     assert judge(golden, checkpoint)["routing"] == "fail"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -34,7 +35,7 @@ def test_the_arms_are_every_base_alone_with_every_lever_and_with_every_pair() ->
     assert list(BASES) == ["bf16", "exact"]
     others = [len(lever.others) for lever in LEVERS]
     pairs = sum(a * b for at, a in enumerate(others) for b in others[at + 1 :])
-    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 32
+    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 58
     assert {name: ARMS[name].numeric_class for name in ARMS} == FACTORY.arms
     assert all(parse_arm(name) == arm for name, arm in ARMS.items())
 
@@ -92,6 +93,8 @@ def test_the_page_describes_every_lever_in_its_own_words() -> None:
         for choice in lever.others:
             default = f"`{lever.default.value}`: {lever.default.changes}"
             assert f"| `{lever.name}` | {default} | `{choice.value}` | {choice.changes} | {choice.shows} |\n" in page
+            idles = f"beside `{lever.name}={choice.value}` the lever `{choice.idles}` idles" if choice.idles else ""
+            assert idles in page.replace("\n", " ")
             unseen = f"**`{lever.name}={choice.value}` no longer sees** {choice.unseen}." if choice.unseen else ""
             assert unseen in page.replace("\n", " ")
     assert all(f"| `{name}` " in page for name in (*SINGLES[: len(SINGLES) // 2], "bf16", "exact"))
@@ -125,13 +128,15 @@ def walk(tiny: Checkpoint) -> Callable[[str], Walked]:
 
 def took_effect(base: Walked, arm: Walked, lever: str, value: str, layers: int) -> bool:
     """Whether the arm's counters show the lever: its `Choice.shows`, in numbers."""
-    before, after = base.stats, arm.stats
+    before, after = (Counter(walked.stats) for walked in (base, arm))
     return {
         "drain=fill": after["drains"] * EXPERT == after["verified_bytes"],
         "dequant=reread": after["rereads"] == after["memo_misses"] > 0,
         "verify=first": 0 < after["verified_bytes"] < after["staged_bytes"],
         "bias=fetched": after["bias_reads"] == after["steps"] * layers > 0,
         "policy=lru": after["fills"] != before["fills"] and after["slot_swaps"] != before["slot_swaps"],
+        "topk=device": after["device_topks"] == after["device.op.topk"] == after["steps"] * layers > 0,
+        "block=16": after["kv_bytes"] > before["kv_bytes"] > 0,
     }[f"{lever}={value}"]
 
 
@@ -152,7 +157,15 @@ def agrees_with_the_device(stats: Mapping[str, int], layers: int) -> bool:
         and stats["memory_after"] - stats["memory_before"] == stats["memo_bytes"] > 0
         and stats["staged_bytes"] == stats["fills"] * EXPERT
         and stats["fills"] == stats["slot_misses"]
+        and stats["device_topks"] == stats.get("device.op.topk", 0)
     )
+
+
+def idle(name: str) -> set[str]:
+    """The levers that have no effect beside another of the arm's values."""
+    values = dict(ARMS[name].levers)
+    chosen = [choice for lever in LEVERS for choice in lever.others if values.get(lever.name) == choice.value]
+    return {choice.idles for choice in chosen if choice.idles}
 
 
 def check_arm(walk: Callable[[str], Walked], name: str, layers: int) -> None:
@@ -160,7 +173,11 @@ def check_arm(walk: Callable[[str], Walked], name: str, layers: int) -> None:
     assert arm.evidence == base.evidence
     assert agrees_with_the_device(arm.stats, layers), arm.stats
     for lever, value in ARMS[name].levers:
-        assert took_effect(base, arm, lever, value, layers), (lever, arm.stats)
+        if lever in idle(name):
+            [other] = [word for word in ARMS[name].levers if word[0] != lever]
+            assert arm.stats == walk(Arm(ARMS[name].base, (other,)).name).stats
+        else:
+            assert took_effect(base, arm, lever, value, layers), (lever, arm.stats)
         assert not took_effect(base, base, lever, value, layers), lever
     assert arm.stats["memo_hits"] > 0
 
@@ -170,9 +187,15 @@ def test_a_lever_changes_no_bit_of_the_evidence_and_shows_in_the_counters(walk, 
     check_arm(walk, name, tiny.config.num_hidden_layers)
 
 
+def test_a_bias_that_the_device_adds_is_not_fetched(walk, tiny: Checkpoint) -> None:
+    assert idle("bf16,bias=fetched,topk=device") == {"bias"}
+    check_arm(walk, "bf16,bias=fetched,topk=device", tiny.config.num_hidden_layers)
+    assert walk("bf16,bias=fetched,topk=device").stats["bias_reads"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_pair_of_levers_changes_no_bit_of_the_evidence_and_both_show(walk, tiny: Checkpoint, name: str) -> None:
+def test_a_pair_of_levers_changes_no_bit_of_the_evidence_and_both_show_or_one_idles(walk, tiny: Checkpoint, name: str) -> None:
     check_arm(walk, name, tiny.config.num_hidden_layers)
 
 

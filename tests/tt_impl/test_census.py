@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.census import CensusEvidence, RecordsOps
 from oracle.subjects.protocol import SubjectRequest
 from tt_impl.decode import Decoder
-from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.passing import Passing
+from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
 from tt_impl.subject import FACTORY
 
@@ -32,7 +34,7 @@ def audited(folder: Path, tokens: list[int], arm: str | None = None, plant: str 
     return auditor.evidence()
 
 
-@pytest.mark.parametrize("arm", ["bf16", "exact"])
+@pytest.mark.parametrize("arm", ["bf16", "exact", "bf16,topk=device"])
 def test_every_step_is_as_declared_and_uses_each_weight_once(
     tiny: Checkpoint, tiny_folder: Path, tokens: list[int], arm: str
 ) -> None:
@@ -40,7 +42,8 @@ def test_every_step_is_as_declared_and_uses_each_weight_once(
     assert (evidence.steps, evidence.violations, undeclared(evidence)) == (5, (), [])
     assert [tally.where for tally in evidence.tallies] == ["step", "sliding", "layer"]
     config = tiny.config
-    assert evidence.weights == 5 * (3 + config.num_hidden_layers * (11 + 3 * (config.num_experts_per_tok + 1)))
+    fixed = 12 if "topk=device" in arm else 11  # with the router's bias
+    assert evidence.weights == 5 * (3 + config.num_hidden_layers * (fixed + 3 * (config.num_experts_per_tok + 1)))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,52 @@ def test_an_op_too_many_is_counted(
     [(tally, shown, wanted)] = undeclared(evidence)
     assert (tally.times, shown, wanted) == (2, counted, declared)
     assert evidence.violations == ()
+
+
+def test_where_the_device_chooses_its_own_add_is_declared_and_one_more_is_not(tiny_folder: Path, tokens: list[int]) -> None:
+    evidence = audited(tiny_folder, tokens[:2], arm="bf16,topk=device", plant="add-doubled")
+    [(tally, shown, wanted)] = undeclared(evidence)
+    assert (tally.times, shown, wanted) == (2, "add 5", "add 4")
+
+
+class CrossesBiases(Passing):
+    """Adds the first two layers' router biases to each other's logits."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        first, second = (f"model.layers.{layer}.moe.router.expert_bias" for layer in (0, 1))
+        self._other = {first: second, second: first}
+        self._biases: dict[str, Tensor] = {}
+
+    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> Tensor:
+        tensor = self._device.allocate_tensor_on_device(shape, dtype, layout, label)
+        if label in self._other:
+            self._biases[label] = tensor
+        return tensor
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._device.add(a, self._biases.get(self._other.get(b.label, ""), b))
+
+
+def test_a_bias_that_the_device_adds_in_another_layer_is_named(
+    tiny: Checkpoint, open_decoder: Callable[..., Decoder], tokens: list[int]
+) -> None:
+    """Each bias is used once, and as many ops as declared: only its place tells."""
+    decoder = open_decoder(device=CrossesBiases(cast(Device, SimDevice())), topk="device")
+    auditor = CensusAuditor(tiny.config, "prompt")
+    auditor.declare(decoder.declared_ops())
+    decoder.record_ops(True)
+    for position, token in enumerate(tokens[:2]):
+        step = decoder.step(token)
+        assert step.expert_ids is not None
+        auditor.step(position, decoder.recorded_ops(), step.expert_ids.tolist())
+    evidence = auditor.evidence()
+    assert undeclared(evidence) == []
+    assert evidence.violations[0] == (
+        "prompt[0]: model.layers.1.moe.router.expert_bias used behind model.layers.0.mlp.gate.weight, and not behind a "
+        "weight of model.layers.1"
+    )
+    assert len(evidence.violations) == 2 * 2
 
 
 def test_the_device_keeps_names_and_labels_only_while_it_is_asked_to() -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 
 from oracle.kolibri1.checkpoint import Checkpoint
-from tt_impl.device.protocol import DType, Tensor
+from oracle.kolibri1.config import Kolibri1Config
+from oracle.kolibri1.synthetic import TINY
+from tt_impl.device.dram_bytes import dram_bytes
+from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
-from tt_impl.kv_cache import PagedKvCache
-from tt_impl.settings import DecoderSettings, default_settings
+from tt_impl.kv_cache import PagedKvCache, page_table
+from tt_impl.memo import upload
+from tt_impl.plans.kv_plan import plan_kv, sliding_blocks
+from tt_impl.settings import BLOCKS, DecoderSettings, default_settings
+from tt_impl.stats import StepStats
 
 
 @pytest.fixture
@@ -17,33 +28,116 @@ def settings(tiny: Checkpoint) -> DecoderSettings:
     return default_settings(tiny.config, DType.BFLOAT16)
 
 
+def put(device: SimDevice, array: np.ndarray, dtype: DType) -> Tensor:
+    return upload(device, "operand", array.astype(dtype.host), dtype, Layout.TILE)
+
+
 def read(device: SimDevice, tensor: Tensor) -> np.ndarray:
     return device.copy_device_to_host_tensor(tensor, blocking=True).array()
 
 
-def test_the_page_table_is_a_permutation_without_fixed_order(tiny: Checkpoint, settings: DecoderSettings) -> None:
+def test_each_kind_of_layer_has_a_page_table_without_fixed_order(tiny: Checkpoint, settings: DecoderSettings) -> None:
+    """512 positions are 16 blocks of 32; a window of 9 lies in at most two of them."""
     device = SimDevice()
-    table = read(device, PagedKvCache(device, tiny.config, settings).page_table)[0]
-    assert sorted(table) == list(range(settings.max_positions // settings.block_size))
-    assert table.tolist() != sorted(table)
-    assert np.count_nonzero(table[:4] == np.arange(4)) == 0  # also within a short sequence
+    cache = PagedKvCache(device, tiny.config, settings, StepStats())
+    ring, full, other_ring = (read(device, layer.page_table)[0].tolist() for layer in cache.layers)
+    assert sorted(full) == list(range(16))
+    assert not any(physical == logical for logical, physical in enumerate(full[:4]))  # also within a short sequence
+    assert ring == other_ring == [1, 0] * 8
+    assert [layer.keys.shape[0] for layer in cache.layers] == [2, 16, 2]
+
+
+@given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 99))
+def test_a_table_names_every_block_in_turn_and_never_in_their_own_order(blocks: int, logical: int, seed: int) -> None:
+    table = page_table(1, blocks, logical, np.random.default_rng(seed))[0].tolist()
+    assert table == [table[at % blocks] for at in range(logical)]
+    assert len(set(table)) == min(blocks, logical)
+    assert set(table) <= set(range(blocks))
+    if logical >= blocks:
+        assert table[:blocks] != list(range(blocks))
+
+
+@pytest.mark.parametrize("activation", [DType.BFLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("window", [1, 9, 33, 1000])
+def test_the_device_gives_what_is_planned_to_the_byte(tiny: Checkpoint, activation: DType, block, window: int) -> None:
+    config = tiny.config.model_copy(update={"sliding_window": window})
+    settings = replace(default_settings(config, activation), block=block)
+    plan = plan_kv(config, activation, sequences=1, context=settings.max_positions, block_size=int(block))
+    device, stats = SimDevice(), StepStats()
+    cache = PagedKvCache(device, config, settings, stats)
+    assert stats.kv_bytes == plan.device_bytes
+    small = sum(dram_bytes(table.shape, table.dtype, table.layout) for table in cache._small)
+    assert device.get_memory_view().allocated_bytes == plan.device_bytes + small
+    cache.close()
+    assert device.get_memory_view().allocated_bytes == 0
+
+
+@settings_of(max_examples=6, deadline=None)
+@example(33, "32", DType.FLOAT32, 0)
+@example(65, "32", DType.BFLOAT16, 0)
+@example(65, "16", DType.FLOAT32, 0)
+@given(st.integers(1, 70), st.sampled_from(BLOCKS), st.sampled_from([DType.BFLOAT16, DType.FLOAT32]), st.integers(0, 99))
+def test_a_ring_shows_at_every_position_what_an_unbounded_cache_does(window: int, block, dtype: DType, seed: int) -> None:
+    """Over several wraps, and bit for bit: what was overwritten could not be seen any more."""
+    device = SimDevice(dram_bytes=1 << 24)
+    tiny = Kolibri1Config.model_validate(TINY).model_copy(update={"sliding_window": window, "num_hidden_layers": 1})
+    size = int(block)
+    length = min(512, max(3 * size * sliding_blocks(window, size), 100) // size * size)
+    caches = []
+    for kind in ("sliding_attention", "full_attention"):
+        config = tiny.model_copy(update={"layer_types": (kind,)})
+        settings = replace(default_settings(config, dtype), block=block, max_positions=length, page_seed=seed)
+        caches.append(PagedKvCache(device, config, settings, StepStats()))
+    bounded, unbounded = (cache.layers[0].keys.shape[0] for cache in caches)
+    assert bounded <= unbounded // 2
+    rng = np.random.default_rng(seed)
+    for _ in range(length):
+        q, k, v = (put(device, rng.normal(size=(1, heads, 32)), dtype) for heads in (6, 2, 2))
+        shown = []
+        for cache in caches:
+            cache.advance()
+            layer, positions = cache.layers[0], cache.written
+            for paged, new in ((layer.keys, k), (layer.values, v)):
+                device.paged_update_cache(paged, new, update_idxs_tensor=positions, page_table=layer.page_table)
+            out = device.paged_scaled_dot_product_attention_decode(
+                q,
+                layer.keys,
+                layer.values,
+                page_table=layer.page_table,
+                cur_pos_tensor=positions,
+                scale=0.2,
+                sliding_window_size=window,
+            )
+            shown.append(read(device, out))
+            device.deallocate(out)
+        assert shown[0].tobytes() == shown[1].tobytes()
+        assert np.isfinite(shown[0].astype(np.float32)).all()
+        for tensor in (q, k, v):
+            device.deallocate(tensor)
+
+
+def test_the_default_context_is_the_model_s_up_to_4096(tiny: Checkpoint) -> None:
+    for most, positions in ((512, 512), (4095, 4064), (4096, 4096), (131072, 4096)):
+        config = tiny.config.model_copy(update={"max_position_embeddings": most})
+        assert default_settings(config, DType.BFLOAT16).max_positions == positions
 
 
 def test_the_device_is_told_each_position(tiny: Checkpoint, settings: DecoderSettings) -> None:
     device = SimDevice()
-    cache = PagedKvCache(device, tiny.config, settings)
+    cache = PagedKvCache(device, tiny.config, settings, StepStats())
     for expected in range(3):
-        assert cache.advance() == expected
-        assert read(device, cache.position_tensor).tolist() == [[expected]]
+        assert cache.advance() == [expected]
+        assert read(device, cache.written).tolist() == [[expected]]
 
 
 def test_new_blocks_hold_nan_even_where_an_old_sequence_was(tiny: Checkpoint, settings: DecoderSettings) -> None:
     device = SimDevice()
-    old = PagedKvCache(device, tiny.config, settings)
+    old = PagedKvCache(device, tiny.config, settings, StepStats())
     keys = old.layers[0].keys
     device.copy_host_to_device_tensor(np.ones(keys.shape, DType.BFLOAT16.host), keys)
     old.close()
-    new = PagedKvCache(device, tiny.config, settings)
+    new = PagedKvCache(device, tiny.config, settings, StepStats())
     for layer in new.layers:
         assert np.isnan(read(device, layer.keys).astype(np.float32)).all()
         assert np.isnan(read(device, layer.values).astype(np.float32)).all()

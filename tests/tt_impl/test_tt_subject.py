@@ -39,6 +39,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
         ({"device": "gpu"}, "no device 'gpu'; its devices are sim, ttnn"),
         ({"device": "ttnn"}, r"device ttnn cannot be opened: no card: .*`kolibri-oracle doctor` shows what is there"),
         ({"device": "ttnn", "arm": "exact"}, "device ttnn has no float32 attention"),
+        ({"device": "ttnn", "arm": "bf16,block=16"}, "no card has shown KV blocks of 16 positions; judge `block=16` with"),
         ({"plant": "rust"}, "no plant 'rust'; its plants are slot-byte, wrong-expert, missing-drain, resident-byte, "),
     ],
 )

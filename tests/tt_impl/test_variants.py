@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tt_impl.combine
+import tt_impl.kv_cache
+import tt_impl.moe
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import StepEvidence, SubjectRequest
 from tt_impl.arms import ARMS
-from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.kv_cache import PagedKvCache
 from tt_impl.opening import open_parts
 from tt_impl.plants import Parts
 from tt_impl.subject import FACTORY
@@ -37,6 +42,70 @@ def test_a_variant_changes_no_bit_and_moves_the_counters_that_it_names(tiny_fold
     assert evidence == shown(tiny_folder, None)[0]
     moves = VARIANTS[variant].told.moves
     assert [name for name in moves if stats[name] <= 0] == []
+
+
+def _first_user_s_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = tt_impl.kv_cache.page_table
+    monkeypatch.setattr(tt_impl.kv_cache, "page_table", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+
+
+def _another_user_s_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is the earlier one: beyond its own position a user finds poison, which is a fault of its own."""
+    honest = PagedKvCache._tell
+
+    def tell(self: PagedKvCache, tensor: Tensor, positions: np.ndarray) -> None:
+        honest(self, tensor, np.minimum(positions, np.roll(positions, 1)) if tensor.label == "query_position" else positions)
+
+    monkeypatch.setattr(PagedKvCache, "_tell", tell)
+
+
+def _another_user_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = tt_impl.moe.combine
+
+    def combine(device, scratch, outputs, routings, x):
+        others = [replace(r, weights=o.weights) for r, o in zip(routings, [*routings[1:], routings[0]], strict=True)]
+        return honest(device, scratch, outputs, others, x)
+
+    monkeypatch.setattr(tt_impl.moe, "combine", combine)
+
+
+def _another_user_s_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = tt_impl.combine._picks
+    monkeypatch.setattr(tt_impl.combine, "_picks", lambda *given: np.roll(honest(*given), 1, axis=1))
+
+
+def _another_user_s_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = PagedKvCache._tell
+
+    def tell(self: PagedKvCache, tensor: Tensor, positions: np.ndarray) -> None:
+        honest(self, tensor, np.roll(positions, 1) if tensor.label == "rope_positions" else positions)
+
+    monkeypatch.setattr(PagedKvCache, "_tell", tell)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _first_user_s_pages,
+        _another_user_s_position,
+        _another_user_s_weights,
+        _another_user_s_rows,
+        _another_user_s_turn,
+    ],
+)
+def test_the_variant_batch_shows_what_companions_can_spoil(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    honest = shown(tiny_folder, None)[0]
+    plant(monkeypatch)
+    assert shown(tiny_folder, None)[0] == honest, "one user alone does not see it"
+    assert shown(tiny_folder, "batch")[0] != honest
+
+
+def test_companions_are_of_other_lengths_begin_late_and_idle(tiny_folder: Path) -> None:
+    _, stats = shown(tiny_folder, "batch")
+    assert stats["steps"] == len(TOKENS)
+    assert stats["companion_steps"] == 7 + 5 + 7, "users 0, 2 and 3; three in every step would be 30"
 
 
 @pytest.mark.parametrize("variant", ["eager", "random", "reuse"])

@@ -57,7 +57,9 @@ def test_the_release_geometry_is_the_models(report: Any) -> None:
     for op, *operands in (
         ("embedding", "uint32 row_major [1, 1]", "bfloat16 row_major [128000, 2560]"),
         ("linear", "bfloat16 tile [1, 2560]", "bfloat16 tile [7168, 2560]"),
+        ("add", "float32 tile [1, 384]", "float32 tile [1, 384]"),
         ("topk", "float32 tile [1, 384]"),
+        ("gather", "float32 tile [1, 384]", "uint32 tile [1, 6]"),
         ("nlp_concat_heads_decode", "bfloat16 tile [1, 48, 128]"),
     ):
         assert json.dumps([op, *operands]) in calls

@@ -7,6 +7,7 @@ written by the host is read back from a copy that this test keeps; what ops make
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,19 @@ class Mirroring(TtnnDevice):
         return MirroredRead(read, tensor, self._written.get((tensor.identity, tensor.generation)))
 
 
-def decoder_on(device: TtnnDevice) -> Decoder:
+class Choosing(Mirroring):
+    """Whose top k are said to be the first columns: the mock device's zeros are no choice."""
+
+    def copy_device_to_host_tensor(self, tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        read = super().copy_device_to_host_tensor(tensor, *arguments, **named)
+        if tensor.label != "topk":
+            return read
+        return MirroredRead(read, tensor, pack(np.arange(tensor.shape[1], dtype=np.uint32)[None], tensor.layout, tensor.dtype))
+
+
+def decoder_on(device: TtnnDevice, **levers: Any) -> Decoder:
     checkpoint = Checkpoint.open(mini_checkpoint())
-    settings = default_settings(checkpoint.config, DType.BFLOAT16)
+    settings = replace(default_settings(checkpoint.config, DType.BFLOAT16), **levers)
     return Decoder(device, checkpoint.config, checkpoint, CheckpointExperts(checkpoint), settings)
 
 
@@ -83,6 +94,20 @@ def test_the_decoder_steps_and_its_second_step_compiles_nothing(device: TtnnDevi
     ops = [now["device.ops"] - before["device.ops"] for before, now in itertools.pairwise(stats)]
     assert ops[0] == ops[1] > 100
     assert stats[0]["fills"] == stats[2]["fills"] > 0, "the zeros of the mock device route every step alike"
+
+
+def test_a_router_on_the_device_is_accepted_and_the_mock_devices_zeros_are_no_choice(device: TtnnDevice) -> None:
+    with pytest.raises(DeviceFault, match="1 of 1 experts chosen more than once, first 0") as caught:
+        decoder_on(Mirroring(device.ttnn, device._mesh, command_queues=2, is_mock=True), topk="device").step(3)
+    assert caught.value.kind == "router-ids"
+    decoder = decoder_on(choosing := Choosing(device.ttnn, device._mesh, command_queues=2, is_mock=True), topk="device")
+    programs = []
+    for token in (3, 5):
+        assert decoder.step(token).expert_ids.tolist() == [list(range(6))] * 5
+        programs.append(choosing.program_cache_entries())
+    assert programs[0] == programs[1]
+    stats = decoder.stats()
+    assert stats["device_topks"] == stats["device.op.topk"] == stats["device.op.gather"] == 2 * 5
 
 
 def test_the_decoder_refuses_the_mock_devices_zeros_by_itself(device: TtnnDevice) -> None:

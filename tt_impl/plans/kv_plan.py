@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.device.protocol import DType
+from tt_impl.device.dram_bytes import dram_bytes
+from tt_impl.device.protocol import DType, Layout
 
 MAX_CONTEXT = 4096
 """Positions of the longest sequence that the decoder is built for."""
@@ -18,7 +19,7 @@ class KvPlan:
 
     Attributes:
         full_blocks, sliding_blocks: of one sequence in one layer.
-        device_bytes: keys and values of all layers and sequences.
+        device_bytes: of DRAM that keys and values of all layers and sequences take; a block of 16 takes a tile of 32 rows.
     """
 
     sequences: int
@@ -34,8 +35,19 @@ def sliding_blocks(window: int, block_size: int) -> int:
     return -(-(window - 1) // block_size) + 1
 
 
+def layer_blocks(config: Kolibri1Config, layer: int, *, context: int, block_size: int) -> int:
+    """Blocks of one sequence in one layer."""
+    full = -(-context // block_size)
+    return min(full, sliding_blocks(config.sliding_window, block_size)) if config.is_sliding(layer) else full
+
+
+def cache_shape(config: Kolibri1Config, blocks: int, block_size: int) -> tuple[int, int, int, int]:
+    """Of the keys, and of the values, in `blocks` blocks of one layer."""
+    return (blocks, config.num_key_value_heads, block_size, config.head_dim)
+
+
 def plan_kv(config: Kolibri1Config, activation: DType, *, sequences: int, context: int, block_size: int) -> KvPlan:
-    """Count the blocks.
+    """Count the blocks, and the bytes as `kv_cache.PagedKvCache` allocates them.
 
     Raises:
         UsageError: no sequence, or a context outside 1 to `MAX_CONTEXT`.
@@ -46,6 +58,8 @@ def plan_kv(config: Kolibri1Config, activation: DType, *, sequences: int, contex
         raise UsageError(f"a context of {context} positions; the decoder takes 1 to {MAX_CONTEXT}")
     full = -(-context // block_size)
     sliding = min(full, sliding_blocks(config.sliding_window, block_size))
-    of_layer = [sliding if config.is_sliding(layer) else full for layer in range(config.num_hidden_layers)]
-    position = 2 * config.num_key_value_heads * config.head_dim * activation.item_bytes
-    return KvPlan(sequences, context, block_size, full, sliding, sequences * sum(of_layer) * block_size * position)
+    total = 0
+    for layer in range(config.num_hidden_layers):
+        blocks = sequences * layer_blocks(config, layer, context=context, block_size=block_size)
+        total += 2 * dram_bytes(cache_shape(config, blocks, block_size), activation, Layout.TILE)
+    return KvPlan(sequences, context, block_size, full, sliding, total)

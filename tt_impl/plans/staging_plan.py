@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import TensorSpec, inventory
@@ -73,19 +74,24 @@ class StagingPlan:
         return sum(operand.device_bytes for operand in self.operands)
 
 
-def plan_staging(config: Kolibri1Config, activation: DType, max_positions: int) -> StagingPlan:
+def plan_staging(
+    config: Kolibri1Config, activation: DType, max_positions: int, *, topk: Literal["host", "device"] = "host"
+) -> StagingPlan:
     """The operands that `tt_impl.staging.stage` uploads.
 
     Args:
         activation: the computing dtype, BFLOAT16 or FLOAT32.
         max_positions: rows of the RoPE tables.
+        topk: who chooses experts, and so who adds the router's bias: the device's are tiled.
     """
-    staged = (_staged(spec, activation) for spec in inventory(config) if ".mlp.experts." not in spec.name)
+    staged = (_staged(spec, activation, topk) for spec in inventory(config) if ".mlp.experts." not in spec.name)
     return StagingPlan((*staged, *_copies(config, activation), *_tables(config, activation, max_positions)))
 
 
-def _staged(spec: TensorSpec, activation: DType) -> Operand:
+def _staged(spec: TensorSpec, activation: DType, topk: str) -> Operand:
     if spec.name.endswith(".expert_bias"):
+        if topk == "device":
+            return Operand(spec.name, "bias", (1, *spec.shape), DType.FLOAT32, Layout.TILE)
         return Operand(spec.name, "bias", spec.shape, DType.FLOAT32, Layout.ROW_MAJOR)
     if spec.dtype == "F8_E4M3":
         return Operand(spec.name, "fp8", spec.shape, DType.FP8_E4M3, Layout.ROW_MAJOR)

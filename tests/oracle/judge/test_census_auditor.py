@@ -142,6 +142,8 @@ def test_a_router_s_bias_may_be_used_once_by_the_device(config: Kolibri1Config) 
     at = place(ops, f"{LAYER}.mlp.gate.weight") + 1
     bias = OpUse("add", (f"{LAYER}.moe.router.expert_bias",))
     assert audited(config, [*ops[:at], bias, *ops[at:]]).violations == ()
+    [found] = audited(config, [*ops, bias]).violations
+    assert found.endswith("expert_bias used behind lm_head.weight, and not behind a weight of model.layers.1")
     [found] = audited(config, [*ops[:at], bias, bias, *ops[at:]]).violations
     assert "once too often" in found
 

@@ -9,7 +9,7 @@ from oracle.errors import DeviceFault
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout
-from tt_impl.plans.kv_plan import plan_kv
+from tt_impl.plans.kv_plan import cache_shape, layer_blocks
 from tt_impl.plans.staging_plan import plan_staging
 from tt_impl.settings import DecoderSettings, default_settings
 
@@ -49,12 +49,12 @@ class MemoryAccepted:
 
 def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Held]:
     """All that `staging.stage` and `PagedKvCache` allocate, in no particular order, by shapes alone."""
-    dtype, context, block = settings.activation, settings.max_positions, settings.block_size
-    for operand in plan_staging(config, dtype, context).operands:
+    dtype, context = settings.activation, settings.max_positions
+    for operand in plan_staging(config, dtype, context, topk=settings.topk).operands:
         yield Held(operand.name, operand.shape, operand.dtype, operand.layout)
-    plan = plan_kv(config, dtype, sequences=1, context=context, block_size=block)
     for layer in range(config.num_hidden_layers):
-        cache = (plan.full_blocks, config.num_key_value_heads, block, config.head_dim)
+        blocks = settings.users * layer_blocks(config, layer, context=context, block_size=settings.block_size)
+        cache = cache_shape(config, blocks, settings.block_size)
         for side in ("k", "v"):
             yield Held(f"layer{layer}.{side}_cache", cache, dtype, Layout.TILE)
 
