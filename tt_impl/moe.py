@@ -9,6 +9,7 @@ from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.memo import FeedForwardWeights, upload
+from tt_impl.phases import phase
 from tt_impl.router import Routing, route
 from tt_impl.staging import LayerWeights
 from tt_impl.stats import StepStats
@@ -46,6 +47,7 @@ class MixtureOfExperts:
         shared = scratch.own(self._feed_forward(x, self._weights.shared))
         return scratch.own(device.add(routed, shared)), routing
 
+    @phase("router")
     def _route(self, scratch: Scratch, x: Tensor) -> Routing:
         logits = scratch.own(self._device.linear(x, self._weights.router, dtype=DType.FLOAT32))
         read = self._device.copy_device_to_host_tensor(logits, blocking=True)

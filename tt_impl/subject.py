@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from oracle.errors import DeviceFault
 from oracle.subjects.census import DeclaredOps, OpUse
+from oracle.subjects.modelled_time import PartTimes, TimeModel
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import (
     FillObserver,
@@ -22,15 +23,17 @@ from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
 from tt_impl.plants import PLANTS
 from tt_impl.run_ops import OpRunner
+from tt_impl.step_model import StepModel
 from tt_impl.variants import VARIANTS, occupy, variant_named
 
 
 class TtSubject:
     """An opened decoder; see `oracle.subjects.protocol.Subject`."""
 
-    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str) -> None:
+    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str, model: StepModel) -> None:
         self._identity = identity
         self._decoder = decoder
+        self._model = model
         self._replay = replay
 
     @property
@@ -45,7 +48,8 @@ class TtSubject:
 
     def step(self, token: int) -> StepEvidence:
         try:
-            return self._decoder.step(token)
+            with self._model.step():
+                return self._decoder.step(token)
         except DeviceFault as fault:
             raise DeviceFault(fault.kind, f"{fault.message}{self._replay}") from fault
 
@@ -54,6 +58,15 @@ class TtSubject:
 
     def stats(self) -> Mapping[str, int]:
         return self._decoder.stats()
+
+    def time_model(self) -> TimeModel | None:
+        return self._model.told()
+
+    def model_time(self, on: bool) -> None:
+        self._model.turn(on)
+
+    def modelled_ns(self) -> PartTimes:
+        return self._model.modelled_ns()
 
     def residents(self) -> Iterator[ResidentImage]:
         return self._decoder.residents()
@@ -101,7 +114,7 @@ class TtFactory:
         except BaseException:
             device.close()  # a card stays taken until it is closed
             raise
-        return TtSubject(opened.identity, decoder, opened.replay)
+        return TtSubject(opened.identity, decoder, opened.replay, StepModel(device))
 
     def open_ops(self, request: SubjectRequest) -> OpRunner:
         """Open the device alone; nothing is staged.
@@ -115,6 +128,10 @@ class TtFactory:
     def canonical_arm(self, name: str) -> str:
         """The name in `arms` of what `name` means. Raises SubjectError."""
         return parse_arm(name).name
+
+    def arithmetic(self, arm: str) -> str:
+        """The arm's base: no lever moves arithmetic."""
+        return parse_arm(arm).base
 
 
 FACTORY = TtFactory()

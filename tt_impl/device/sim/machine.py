@@ -91,6 +91,11 @@ class SimMachine:
     def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
         return self._log.recorded_ops()
 
+    @property
+    def cost_model(self) -> CostModel:
+        """By which it reckons time."""
+        return self._cost
+
     def modelled_time(self) -> ModelledTime:
         """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""
         return self._cost.time(self.event_counts())
