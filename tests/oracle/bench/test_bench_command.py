@@ -10,14 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_subjects import FakeFactory, FakeSubject
+from typer.testing import CliRunner
 
 from oracle.bench import session
 from oracle.bench.document import BenchDocument
+from oracle.cli import app
 from oracle.serialization import canonical_json
 
 Call = Callable[..., tuple[int, str, str]]
@@ -30,15 +33,16 @@ def _short_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oracle.bench.machine._SECONDS", 0.01)
 
 
-@pytest.fixture
-def two_arms(call: Call, tiny_folder: Path, tmp_path: Path) -> tuple[dict[str, Any], str]:
+@pytest.fixture(scope="module")
+def two_arms(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """Of the decoder under test on the tiny checkpoint: JSON and what was printed."""
+    file = tmp_path_factory.mktemp("two-arms") / "bench.json"
     arms = ("--arm", "bf16", "--arm", "bf16,dequant=reread,drain=fill")
-    code, out, err = call("bench", "--checkpoint", tiny_folder, *SHORT, *arms, "--json", tmp_path / "bench.json")
-    assert (code, err) == (0, ""), err
-    data = (tmp_path / "bench.json").read_bytes()
+    done = CliRunner().invoke(app, ["bench", "--checkpoint", str(tiny_folder), *SHORT, *arms, "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    data = file.read_bytes()
     assert data == canonical_json(json.loads(data)) == BenchDocument.model_validate_json(data).to_json()
-    return json.loads(data), out
+    return json.loads(data), done.stdout
 
 
 def test_two_arms_take_turns_and_the_slower_one_waits_more(two_arms: tuple[dict[str, Any], str]) -> None:
@@ -50,7 +54,7 @@ def test_two_arms_take_turns_and_the_slower_one_waits_more(two_arms: tuple[dict[
     assert fast["logits_digest"] == slow["logits_digest"]
     for stage, steps in (("prefill", 6), ("decode", 3)):
         ours, theirs = fast["counts"][stage]["total"], slow["counts"][stage]["total"]
-        assert ours["steps"] == ours["fills"] * 0 + steps == theirs["steps"]
+        assert ours["steps"] == theirs["steps"] == steps
         assert theirs["drains"] == theirs["fills"] == ours["fills"]
         waits = theirs["round_trips"] - ours["round_trips"]
         assert waits == theirs["drains"] - ours["drains"] + theirs["rereads"]
@@ -97,7 +101,7 @@ def test_a_second_bench_writes_the_same_but_for_wall_time_and_machine(
 ) -> None:
     arms = ("--arm", "bf16", "--arm", SLOW_ARM)
     assert call("bench", "--checkpoint", tiny_folder, *SHORT, *arms, "--json", tmp_path / "again.json")[0] == 0
-    again, first = json.loads((tmp_path / "again.json").read_bytes()), two_arms[0]
+    again, first = json.loads((tmp_path / "again.json").read_bytes()), deepcopy(two_arms[0])
     for document in (first, again):
         del document["machine"]
         for arm in document["arms"]:
