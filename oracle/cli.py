@@ -1,4 +1,4 @@
-"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 a gate fired or a checkpoint differs, 2 bad input, 3 incomplete."""
+"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 what is judged differs, 2 bad input, 3 incomplete."""
 
 from __future__ import annotations
 

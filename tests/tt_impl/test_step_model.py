@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -190,3 +193,13 @@ def test_the_constants_told_are_the_devices_own() -> None:
     assert told is not None
     assert told.constants["round_trip_ns"] == 5
     assert tuple(told.parts) == get_args(Phase)
+
+
+def test_the_page_names_every_part_cause_and_constant() -> None:
+    page = (Path(__file__).parents[2] / "docs/bench.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \| (?!`)", page, re.MULTILINE) == list(PHASES)
+    for name in (*CAUSES, *asdict(CostModel())):
+        assert f"`{name}`" in page, name
+    ns_above = re.search(r"at most (\d+) of them above", page)
+    assert ns_above is not None
+    assert int(ns_above[1]) == len(PHASES) * len(CAUSES)
