@@ -1,4 +1,4 @@
-"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 a gate fired or a checkpoint differs, 2 bad input, 3 incomplete."""
+"""The command line: `kolibri-oracle`. Exit codes: 0 pass, 1 what is judged differs, 2 bad input, 3 incomplete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import typer
 
+from oracle.commands.bench import bench
 from oracle.commands.doctor import doctor
 from oracle.commands.gate import gate
 from oracle.commands.golden import golden_app
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(epilog="Example: kolibri-oracle gate --subject tt --device sim --json verdict.json")(gate)
+app.command(epilog="Example: kolibri-oracle bench --arm bf16 --arm bf16,drain=fill --json bench.json")(bench)
 app.command(epilog="Example: kolibri-oracle doctor --plan --checkpoint kolibri1-fp8")(doctor)
 app.add_typer(golden_app, name="golden")
 

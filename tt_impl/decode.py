@@ -21,6 +21,7 @@ from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
 from tt_impl.metering import Meter
 from tt_impl.operands import OperandWatch
+from tt_impl.phases import phase
 from tt_impl.residents import read_residents
 from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
@@ -147,7 +148,7 @@ class Decoder:
             for layer in self._layers:
                 after, routed = layer.forward(hidden, self._cache, rope)
                 hidden = scratch.own(after)
-                residuals.append(device.copy_device_to_host_tensor(hidden, blocking=False))
+                residuals.append(self._tap(hidden))
                 routings.append(routed)
             logits = self._logits(scratch, hidden)
         self._stats.steps += 1
@@ -196,17 +197,22 @@ class Decoder:
         device = self._device
         device.copy_host_to_device_tensor(np.array([tokens], np.uint32), self._ids)
         row = scratch.own(device.embedding(self._ids, self._residents.embedding))
-        tap = device.copy_device_to_host_tensor(row, blocking=False)
+        tap = self._tap(row)
         if row.dtype is self._settings.activation:
             return row, tap
         return scratch.own(device.typecast(row, self._settings.activation)), tap
+
+    @phase("evidence")
+    def _tap(self, tensor: Tensor) -> ReadHandle:
+        return self._device.copy_device_to_host_tensor(tensor, blocking=False)
 
     def _logits(self, scratch: Scratch, hidden: Tensor) -> np.ndarray:
         """float32 [users, vocabulary], never rounded to bf16; this read settles all taps before it."""
         device, residents = self._device, self._residents
         normed = scratch.own(device.rms_norm(hidden, residents.final_norm, epsilon=self._config.rms_norm_eps))
         logits = scratch.own(device.linear(normed, residents.lm_head, dtype=DType.FLOAT32))
-        read = device.copy_device_to_host_tensor(logits, blocking=True)
+        with phase("logits"):
+            read = device.copy_device_to_host_tensor(logits, blocking=True)
         self._stats.round_trips += 1
         return read.array()
 

@@ -19,6 +19,7 @@ from oracle.kolibri1.inventory import EXPERT_PROJECTIONS
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.expert_layout import ExpertLayout
 from tt_impl.operands import expert_label
+from tt_impl.phases import phase
 from tt_impl.stats import StepStats
 
 
@@ -59,6 +60,7 @@ class Memo:
         self._stats = stats
         self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()  # by (layer, expert); the first goes first
 
+    @phase("dequantization")
     def obtain(self, key: MemoKey, image: Callable[[], Bytes]) -> FeedForwardWeights:
         """The expert's weights on the device; made from its slot's `image` if there is no memo of exactly `key`."""
         place = key[:2]

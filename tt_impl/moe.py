@@ -10,6 +10,7 @@ from tt_impl.device.protocol import Device, DType, Tensor
 from tt_impl.expert_pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.memo import FeedForwardWeights
+from tt_impl.phases import phase
 from tt_impl.router import Routing
 from tt_impl.staging import LayerWeights
 from tt_impl.stats import StepStats
@@ -37,8 +38,9 @@ class MixtureOfExperts:
     def forward(self, scratch: Scratch, x: Tensor, users: Sequence[int]) -> tuple[Tensor, list[Routing]]:
         """x [rows, hidden], normalized -> the same, and where each token of `users` went; other rows mean nothing."""
         device, pool = self._device, self._pool
-        logits = scratch.own(device.linear(x, self._weights.router, dtype=DType.FLOAT32))
-        routings = self._weights.selection.select(scratch, logits, self._count, self._stats, users)
+        with phase("router"):
+            logits = scratch.own(device.linear(x, self._weights.router, dtype=DType.FLOAT32))
+            routings = self._weights.selection.select(scratch, logits, self._count, self._stats, users)
         asked = list(dict.fromkeys(expert for routing in routings for expert in routing.experts.tolist()))
         outputs: dict[int, Tensor] = {}
         for group in pool.groups(self._layer, asked):

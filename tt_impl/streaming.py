@@ -16,6 +16,7 @@ from oracle.errors import DeviceFault
 from oracle.subjects.protocol import FillObserver, VerifiedFill
 from tt_impl.device.protocol import Bytes, Device, ReadHandle, Tensor
 from tt_impl.expert_layout import ExpertLayout, ExpertSource
+from tt_impl.phases import phase
 from tt_impl.settings import DecoderSettings
 from tt_impl.shadow import ShadowStore
 from tt_impl.slots import Fetch, Slot, SlotTable
@@ -61,6 +62,7 @@ class ExpertStream:
         self._outstanding: list[_Outstanding] = []
         self._once_verified: set[tuple[int, int]] = set()
 
+    @phase("fills")
     def fill(self, layer: int, table: SlotTable, fetches: Sequence[Fetch]) -> None:
         """Enqueue one layer's fills, each with its read-back behind it; waits only where a lever or the limit says so.
 
@@ -82,11 +84,13 @@ class ExpertStream:
                 self.drain()
                 self._stats.early_drains += 1
             landing = np.empty(self._layout.nbytes, np.uint8)
-            read_back = self._device.copy_device_to_host_tensor(tensor, landing, blocking=False)
+            with phase("verification"):
+                read_back = self._device.copy_device_to_host_tensor(tensor, landing, blocking=False)
             self._outstanding.append(_Outstanding(layer, fetch.expert, slot, table, read_back))
             if self._settings.drain == "fill":
                 self.drain()
 
+    @phase("verification")
     def drain(self) -> None:
         """Settle and verify everything outstanding; does nothing when nothing is.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from oracle.errors import DeviceFault
 from oracle.subjects.census import DeclaredOps, OpUse
+from oracle.subjects.modelled_time import PartTimes, TimeModel
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import (
     FillObserver,
@@ -23,6 +24,7 @@ from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
 from tt_impl.plants import PLANTS
 from tt_impl.run_ops import OpRunner
+from tt_impl.step_model import StepModel
 from tt_impl.variants import VARIANTS, occupy, variant_named
 
 
@@ -34,9 +36,17 @@ class TtSubject:
         sequence: what is started and stepped, if it is one of several in the decoder's steps.
     """
 
-    def __init__(self, identity: SubjectIdentity, decoder: Decoder, replay: str, sequence: Companions | None = None) -> None:
+    def __init__(
+        self,
+        identity: SubjectIdentity,
+        decoder: Decoder,
+        replay: str,
+        model: StepModel,
+        sequence: Companions | None = None,
+    ) -> None:
         self._identity = identity
         self._decoder = decoder
+        self._model = model
         self._replay = replay
         self._sequence = sequence or decoder
 
@@ -52,7 +62,8 @@ class TtSubject:
 
     def step(self, token: int) -> StepEvidence:
         try:
-            return self._sequence.step(token)
+            with self._model.step():
+                return self._sequence.step(token)
         except DeviceFault as fault:
             raise DeviceFault(fault.kind, f"{fault.message}{self._replay}") from fault
 
@@ -61,6 +72,15 @@ class TtSubject:
 
     def stats(self) -> Mapping[str, int]:
         return self._decoder.stats()
+
+    def time_model(self) -> TimeModel | None:
+        return self._model.told()
+
+    def model_time(self, on: bool) -> None:
+        self._model.turn(on)
+
+    def modelled_ns(self) -> PartTimes:
+        return self._model.modelled_ns()
 
     def residents(self) -> Iterator[ResidentImage]:
         return self._decoder.residents()
@@ -110,7 +130,7 @@ class TtFactory:
             device.close()  # a card stays taken until it is closed
             raise
         sequence = Companions(decoder, parts.config.vocab_size) if variant.companions else None
-        return TtSubject(opened.identity, decoder, opened.replay, sequence)
+        return TtSubject(opened.identity, decoder, opened.replay, StepModel(device), sequence)
 
     def open_ops(self, request: SubjectRequest) -> OpRunner:
         """Open the device alone; nothing is staged.
@@ -124,6 +144,10 @@ class TtFactory:
     def canonical_arm(self, name: str) -> str:
         """The name in `arms` of what `name` means. Raises SubjectError."""
         return parse_arm(name).name
+
+    def arithmetic(self, arm: str) -> str:
+        """The arm's base: no lever moves arithmetic."""
+        return parse_arm(arm).base
 
 
 FACTORY = TtFactory()

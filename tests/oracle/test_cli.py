@@ -151,7 +151,7 @@ def test_options_that_do_not_exist_exit_with_2(call: Call, arguments: tuple[str,
 
 @pytest.mark.parametrize(
     "command",
-    [("gate",), *(("golden", name) for name in ("make", "verify", "show", "diff", "accept")), ("doctor",)],
+    [("gate",), *(("golden", name) for name in ("make", "verify", "show", "diff", "accept")), ("doctor",), ("bench",)],
     ids=" ".join,
 )
 def test_the_help_of_every_command_shows_an_example(call: Call, command: tuple[str, ...]) -> None:
@@ -177,7 +177,7 @@ def test_the_help_of_making_names_every_kind_of_prompt(call: Call) -> None:
 def test_every_command_is_among_those_whose_help_is_checked(call: Call) -> None:
     commands = {"gate"} | {f"golden {c.name or c.callback.__name__}" for c in golden_app.registered_commands if c.callback}
     assert commands == {"gate", "golden make", "golden verify", "golden show", "golden diff", "golden accept"}
-    assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate", "doctor"}
+    assert {c.callback.__name__ for c in cli.app.registered_commands if c.callback} == {"gate", "doctor", "bench"}
 
 
 def test_golden_show_writes_what_it_prints(call: Call, folder: Path) -> None:

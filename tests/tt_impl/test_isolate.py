@@ -10,6 +10,8 @@ import pytest
 from oracle.subjects.protocol import IsolatesLayers, SubjectIdentity
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
+from tt_impl.device.sim import SimDevice
+from tt_impl.step_model import StepModel
 from tt_impl.subject import TtSubject
 
 Open = Callable[..., Decoder]
@@ -46,7 +48,7 @@ def test_it_begins_and_leaves_a_new_sequence_and_gives_all_memory_back(open_deco
 
 def test_the_subject_has_the_ability(open_decoder: Open, tokens: list[int]) -> None:
     decoder = open_decoder()
-    subject = TtSubject(SubjectIdentity("tt", "fp32", "exact", ()), decoder, "")
+    subject = TtSubject(SubjectIdentity("tt", "fp32", "exact", ()), decoder, "", StepModel(SimDevice()))
     assert isinstance(subject, IsolatesLayers)
     inputs = np.ones((3, decoder._config.hidden_size), np.float32)
     assert subject.layer(0, inputs).tobytes() == open_decoder().layer(0, inputs).tobytes()

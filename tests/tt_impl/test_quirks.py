@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oracle.errors import DeviceFault
-from oracle.judge.controls import device_controls
+from oracle.judge.auditing import device_controls
 from oracle.judge.jobs import PromptJob, run_job
 from oracle.judge.ops import judge_ops, planned_evidence
 from oracle.judge.ops_audit import audit_ops

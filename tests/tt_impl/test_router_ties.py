@@ -22,7 +22,7 @@ from oracle.subjects.harness import collect, record
 from oracle.subjects.protocol import StepEvidence
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import Bytes
-from tt_impl.device.sim import EXACT, QUIRK_PROFILES, Quirks, SimDevice
+from tt_impl.device.sim import QUIRK_PROFILES, Quirks, SimDevice
 
 Open = Callable[..., Decoder]
 TWINS = (0, 1)
@@ -48,7 +48,7 @@ class TwinExperts:
 
 @pytest.fixture
 def steps(open_decoder: Open, tiny: Checkpoint, tokens: list[int]) -> Callable[..., list[StepEvidence]]:
-    def run(topk: str, quirks: Quirks = EXACT) -> list[StepEvidence]:
+    def run(topk: str, quirks: Quirks = Quirks()) -> list[StepEvidence]:
         decoder = open_decoder(weights=TwinExperts(tiny), device=SimDevice(quirks=quirks), topk=topk)
         return [decoder.step(token) for token in tokens]
 

@@ -79,6 +79,11 @@ class SimMachine(Logged):
         """For each fault of the plan, how often it has happened so far."""
         return tuple(self._injector.struck) if self._injector is not None else ()
 
+    @property
+    def cost_model(self) -> CostModel:
+        """By which it reckons time."""
+        return self._cost
+
     def modelled_time(self) -> ModelledTime:
         """Of everything since the device was opened, by its cost model; `CostModel.time` gives that of a part."""
         return self._cost.time(self.event_counts())

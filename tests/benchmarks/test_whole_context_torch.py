@@ -1,11 +1,11 @@
-"""What `benchmarks/long_context.py` runs to 4,096 positions holds at 64, and would not with a ring that is one block short."""
+"""What `benchmarks/whole_context.py` runs to 4,096 positions holds at 64, and would not with a ring that is one block short."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import long_context
 import pytest
+import whole_context
 
 import tt_impl.kv_cache
 from tt_impl.plans.kv_plan import layer_blocks
@@ -13,8 +13,8 @@ from tt_impl.plans.kv_plan import layer_blocks
 
 @pytest.mark.slow
 def test_a_sequence_to_its_end_is_the_reference_s_and_one_more_is_refused(tmp_path: Path) -> None:
-    found = long_context.compare(tmp_path, 64)
-    assert (found.worst < long_context.TOLERANCE / 10, found.near_ties) == (True, 0)
+    found = whole_context.compare(tmp_path, 64)
+    assert (found.worst < whole_context.TOLERANCE / 10, found.near_ties) == (True, 0)
     assert found.refused == (
         "position 64 does not fit in a KV cache of 64 positions; use a shorter prompt or raise max_positions"
     )
@@ -23,4 +23,4 @@ def test_a_sequence_to_its_end_is_the_reference_s_and_one_more_is_refused(tmp_pa
 @pytest.mark.slow
 def test_a_ring_one_block_short_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tt_impl.kv_cache, "layer_blocks", lambda *given, **named: max(1, layer_blocks(*given, **named) - 1))
-    assert long_context.compare(tmp_path, 64).worst > long_context.TOLERANCE
+    assert whole_context.compare(tmp_path, 64).worst > whole_context.TOLERANCE

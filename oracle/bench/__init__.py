@@ -1,0 +1,1 @@
+"""Measuring a subject's decode: modelled device time, wall time and counts, of arms in turn."""
