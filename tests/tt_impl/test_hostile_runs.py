@@ -10,7 +10,7 @@ import hostile
 import pytest
 from hostile import ROOMS, Draw, hostile_run, two_checkpoints
 
-import tt_impl.kv_cache
+import tt_impl.kv_pages
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.arms import ARMS
 from tt_impl.decode import Decoder
@@ -61,6 +61,6 @@ def test_a_planted_fault_shows(
 
 def test_users_that_share_pages_show(checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     draw = replace(DRAWS[0], users=3)
-    honest = tt_impl.kv_cache.page_table
-    monkeypatch.setattr(tt_impl.kv_cache, "page_table", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+    honest = tt_impl.kv_pages.scattered
+    monkeypatch.setattr(tt_impl.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
     assert "ids or logits differ" in hostile_run(draw, *checkpoints).wrong
