@@ -37,16 +37,16 @@ class Attention:
         k = scratch.own(device.rms_norm(k, weights.k_norm, epsilon=config.rms_norm_eps))
         if self._sliding:
             q, k = (scratch.own(device.rotary_embedding_hf(heads, *rope)) for heads in (q, k))
-        pages = layer_cache.page_table
+        pages = layer_cache.pages
         for paged, new in ((layer_cache.keys, k), (layer_cache.values, v)):
-            device.paged_update_cache(paged, new, update_idxs_tensor=cache.written, page_table=pages)
+            device.paged_update_cache(paged, new, update_idxs_tensor=pages.written, page_table=pages.table)
         attended = scratch.own(
             device.paged_scaled_dot_product_attention_decode(
                 q,
                 layer_cache.keys,
                 layer_cache.values,
-                page_table=pages,
-                cur_pos_tensor=cache.queried,
+                page_table=pages.table,
+                cur_pos_tensor=pages.queried,
                 scale=config.head_dim**-0.5,
                 sliding_window_size=config.sliding_window if self._sliding else None,
             )

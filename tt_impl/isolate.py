@@ -23,7 +23,7 @@ def run_layer(
         rope: the tables of all positions.
         inputs: [T, hidden], rounded to `activation` once, as a layer's input on the device is.
     """
-    outputs, users = [], cache.written.shape[1]
+    outputs, users = [], cache.rope_positions.shape[1]
     for row in inputs:
         cache.advance()  # of the first user; the others' rows are the same, and idle
         with Scratch(device) as scratch:

@@ -127,11 +127,8 @@ def held(decoder: Decoder, user: int) -> bytes:
     """Every byte of a user's blocks in every layer."""
     found = b""
     for layer in decoder._cache.layers:
-        read = [
-            decoder._device.copy_device_to_host_tensor(t, blocking=True).array()
-            for t in (layer.page_table, layer.keys, layer.values)
-        ]
-        found += b"".join(cache[np.unique(read[0][user])].tobytes() for cache in read[1:])
+        read = [decoder._device.copy_device_to_host_tensor(t, blocking=True).array() for t in (layer.keys, layer.values)]
+        found += b"".join(cache[np.sort(layer.pages._blocks[user])].tobytes() for cache in read)
     return found
 
 

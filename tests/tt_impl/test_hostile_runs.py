@@ -10,6 +10,7 @@ import hostile
 import pytest
 from hostile import ROOMS, Draw, hostile_run, two_checkpoints
 
+import tt_impl.kv_pages
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.arms import ARMS
 from tt_impl.decode import Decoder
@@ -34,7 +35,9 @@ def test_the_draws_reach_every_room_number_of_slots_and_kind_of_schedule() -> No
         assert {draw.room for draw in draws} == set(ROOMS)
         assert {draw.slots_above for draw in draws} == {1, 2, 3}
         assert {draw.schedule.partition(":")[0] for draw in draws} == {"lazy", "eager", "random", "reuse"}
-    assert {draw.arm for draw in many} == set(ARMS)
+    assert {draw.users for draw in many} == set(range(1, 9))
+    assert {draw.arm for draw in [Draw.of(seed) for seed in range(500)]} == set(ARMS)
+    assert [len({*draw.prompts}) for draw in many] == [min(draw.users, 6) for draw in many]
 
 
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: str(draw.seed))
@@ -49,8 +52,15 @@ def test_a_hostile_run_changes_no_id_and_no_logit(checkpoints: Sequence[Checkpoi
 def test_a_planted_fault_shows(
     checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch, pool: type[ExpertPool], wrong: str
 ) -> None:
-    draw = replace(DRAWS[0], room="at", slots_above=1)
+    draw = replace(DRAWS[0], room="at", slots_above=1, users=1)
     hostile.roomy(checkpoints[0], ARMS[draw.arm].base, draw.prompt)  # honest, and kept
     hostile.roomy(checkpoints[1], ARMS[draw.arm].base, draw.prompt)
     monkeypatch.setattr(hostile, "Decoder", lambda *parts: Decoder(*parts, pool_type=pool))
     assert wrong in hostile_run(draw, *checkpoints).wrong
+
+
+def test_users_that_share_pages_show(checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = replace(DRAWS[0], users=3)
+    honest = tt_impl.kv_pages.scattered
+    monkeypatch.setattr(tt_impl.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+    assert "ids or logits differ" in hostile_run(draw, *checkpoints).wrong

@@ -16,7 +16,8 @@ from oracle.kolibri1.synthetic import TINY
 from tt_impl.device.dram_bytes import dram_bytes
 from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
-from tt_impl.kv_cache import PagedKvCache, page_table
+from tt_impl.kv_cache import PagedKvCache
+from tt_impl.kv_pages import Pages, scattered
 from tt_impl.memo import upload
 from tt_impl.plans.kv_plan import plan_kv, sliding_blocks
 from tt_impl.settings import BLOCKS, DecoderSettings, default_settings
@@ -40,21 +41,34 @@ def test_each_kind_of_layer_has_a_page_table_without_fixed_order(tiny: Checkpoin
     """512 positions are 16 blocks of 32; a window of 9 lies in at most two of them."""
     device = SimDevice()
     cache = PagedKvCache(device, tiny.config, settings, StepStats())
-    ring, full, other_ring = (read(device, layer.page_table)[0].tolist() for layer in cache.layers)
+    ring, full, other_ring = (read(device, layer.pages.table)[0].tolist() for layer in cache.layers)
     assert sorted(full) == list(range(16))
     assert not any(physical == logical for logical, physical in enumerate(full[:4]))  # also within a short sequence
-    assert ring == other_ring == [1, 0] * 8
+    assert ring == other_ring == [1, 0]
     assert [layer.keys.shape[0] for layer in cache.layers] == [2, 16, 2]
 
 
-@given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 99))
-def test_a_table_names_every_block_in_turn_and_never_in_their_own_order(blocks: int, logical: int, seed: int) -> None:
-    table = page_table(1, blocks, logical, np.random.default_rng(seed))[0].tolist()
-    assert table == [table[at % blocks] for at in range(logical)]
-    assert len(set(table)) == min(blocks, logical)
-    assert set(table) <= set(range(blocks))
-    if logical >= blocks:
-        assert table[:blocks] != list(range(blocks))
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 99))
+def test_users_share_out_all_blocks_and_never_in_their_own_order(users: int, blocks: int, seed: int) -> None:
+    order = scattered(users, blocks, np.random.default_rng(seed))
+    assert order.shape == (users, blocks)
+    assert sorted(order.reshape(-1)) == list(range(users * blocks))
+    if users * blocks > 1:
+        assert order.reshape(-1).tolist() != list(range(users * blocks))
+
+
+def test_a_ring_shows_the_device_the_blocks_up_to_the_present_one() -> None:
+    """Three blocks of 16 for each of three users: one at position 70, in logical block 4; one that idles; one at the start."""
+    device = SimDevice()
+    pages = Pages(device, "ring_", users=3, blocks=3, block_size=16, rng=np.random.default_rng(1))
+    own = read(device, pages.table).tolist()
+    pages.tell([70, 40, 0], [0, 2])
+    assert read(device, pages.table).tolist() == [[own[0][2], own[0][0], own[0][1]], own[1], own[2]]  # 2, 3, 4 mod 3
+    assert read(device, pages.written).tolist() == [[70 - 2 * 16, -1, 0]]
+    assert read(device, pages.queried).tolist() == [[70 - 2 * 16, 0, 0]]
+    pages.tell([-1, 48, 1], [1, 2])
+    assert read(device, pages.table).tolist() == [own[0], [own[1][1], own[1][2], own[1][0]], own[2]]
+    assert read(device, pages.written).tolist() == [[-1, 48 - 16, 1]]
 
 
 @pytest.mark.parametrize("activation", [DType.BFLOAT16, DType.FLOAT32])
@@ -67,7 +81,8 @@ def test_the_device_gives_what_is_planned_to_the_byte(tiny: Checkpoint, activati
     device, stats = SimDevice(), StepStats()
     cache = PagedKvCache(device, config, settings, stats)
     assert stats.kv_bytes == plan.device_bytes
-    small = sum(dram_bytes(table.shape, table.dtype, table.layout) for table in cache._small)
+    small = [tensor for layer in {layer.pages for layer in cache.layers} for tensor in layer.tensors]
+    small = sum(dram_bytes(table.shape, table.dtype, table.layout) for table in (cache.rope_positions, *small))
     assert device.get_memory_view().allocated_bytes == plan.device_bytes + small
     cache.close()
     assert device.get_memory_view().allocated_bytes == 0
@@ -97,15 +112,16 @@ def test_a_ring_shows_at_every_position_what_an_unbounded_cache_does(window: int
         shown = []
         for cache in caches:
             cache.advance()
-            layer, positions = cache.layers[0], cache.written
+            layer = cache.layers[0]
+            pages = layer.pages
             for paged, new in ((layer.keys, k), (layer.values, v)):
-                device.paged_update_cache(paged, new, update_idxs_tensor=positions, page_table=layer.page_table)
+                device.paged_update_cache(paged, new, update_idxs_tensor=pages.written, page_table=pages.table)
             out = device.paged_scaled_dot_product_attention_decode(
                 q,
                 layer.keys,
                 layer.values,
-                page_table=layer.page_table,
-                cur_pos_tensor=positions,
+                page_table=pages.table,
+                cur_pos_tensor=pages.queried,
                 scale=0.2,
                 sliding_window_size=window,
             )
@@ -128,7 +144,8 @@ def test_the_device_is_told_each_position(tiny: Checkpoint, settings: DecoderSet
     cache = PagedKvCache(device, tiny.config, settings, StepStats())
     for expected in range(3):
         assert cache.advance() == [expected]
-        assert read(device, cache.written).tolist() == [[expected]]
+        assert read(device, cache.layers[1].pages.written).tolist() == [[expected]]
+        assert read(device, cache.rope_positions).tolist() == [[expected]]
 
 
 def test_new_blocks_hold_nan_even_where_an_old_sequence_was(tiny: Checkpoint, settings: DecoderSettings) -> None:

@@ -26,6 +26,7 @@ from tt_impl.device.sim import QUIRK_PROFILES, Quirks, SimDevice
 
 Open = Callable[..., Decoder]
 TWINS = (0, 1)
+PLAIN = Quirks()
 HIGHEST = QUIRK_PROFILES["ties-to-highest"]
 
 
@@ -48,7 +49,7 @@ class TwinExperts:
 
 @pytest.fixture
 def steps(open_decoder: Open, tiny: Checkpoint, tokens: list[int]) -> Callable[..., list[StepEvidence]]:
-    def run(topk: str, quirks: Quirks = Quirks()) -> list[StepEvidence]:
+    def run(topk: str, quirks: Quirks = PLAIN) -> list[StepEvidence]:
         decoder = open_decoder(weights=TwinExperts(tiny), device=SimDevice(quirks=quirks), topk=topk)
         return [decoder.step(token) for token in tokens]
 

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 import tt_impl.combine
-import tt_impl.kv_cache
+import tt_impl.kv_pages
 import tt_impl.moe
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import StepEvidence, SubjectRequest
 from tt_impl.arms import ARMS
-from tt_impl.device.protocol import DType, Layout, Tensor
+from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
 from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.kv_cache import PagedKvCache
+from tt_impl.kv_pages import Pages
+from tt_impl.lifetimes import Scratch
 from tt_impl.opening import open_parts
 from tt_impl.plants import Parts
+from tt_impl.rope import RopeTables
 from tt_impl.subject import FACTORY
 from tt_impl.variants import VARIANTS, occupy
 
@@ -45,18 +47,19 @@ def test_a_variant_changes_no_bit_and_moves_the_counters_that_it_names(tiny_fold
 
 
 def _first_user_s_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = tt_impl.kv_cache.page_table
-    monkeypatch.setattr(tt_impl.kv_cache, "page_table", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+    honest = tt_impl.kv_pages.scattered
+    monkeypatch.setattr(tt_impl.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
 
 
 def _another_user_s_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is the earlier one: beyond its own position a user finds poison, which is a fault of its own."""
-    honest = PagedKvCache._tell
+    honest = Pages._write
 
-    def tell(self: PagedKvCache, tensor: Tensor, positions: np.ndarray) -> None:
-        honest(self, tensor, np.minimum(positions, np.roll(positions, 1)) if tensor.label == "query_position" else positions)
+    def write(self: Pages, tensor: Tensor, numbers: np.ndarray) -> None:
+        queried = "query_position" in tensor.label
+        honest(self, tensor, np.minimum(numbers, np.roll(numbers, 1)) if queried else numbers)
 
-    monkeypatch.setattr(PagedKvCache, "_tell", tell)
+    monkeypatch.setattr(Pages, "_write", write)
 
 
 def _another_user_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +78,14 @@ def _another_user_s_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _another_user_s_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = PagedKvCache._tell
+    honest = RopeTables.rows
 
-    def tell(self: PagedKvCache, tensor: Tensor, positions: np.ndarray) -> None:
-        honest(self, tensor, np.roll(positions, 1) if tensor.label == "rope_positions" else positions)
+    def rows(self: RopeTables, device: Device, scratch: Scratch, positions: Tensor) -> RopeTables:
+        held = device.copy_device_to_host_tensor(positions, blocking=True).array()
+        device.copy_host_to_device_tensor(np.roll(held, 1), positions)
+        return honest(self, device, scratch, positions)
 
-    monkeypatch.setattr(PagedKvCache, "_tell", tell)
+    monkeypatch.setattr(RopeTables, "rows", rows)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,17 @@ def test_the_decoder_steps_and_its_second_step_compiles_nothing(device: TtnnDevi
     assert stats[0]["fills"] == stats[2]["fills"] > 0, "the zeros of the mock device route every step alike"
 
 
+def test_a_batched_step_is_accepted_with_users_that_idle(device: TtnnDevice) -> None:
+    decoder = decoder_on(mirroring := Mirroring(device.ttnn, device._mesh, command_queues=2, is_mock=True), users=4)
+    programs = []
+    for tokens in ([3, 4, None, 5], [None, 3, 9, 2]):
+        shown = decoder.step_users(tokens)
+        assert [step and step.token for step in shown] == tokens
+        programs.append(mirroring.program_cache_entries())
+    assert programs[0] == programs[1]
+    assert decoder.stats()["companion_steps"] == 4
+
+
 def test_a_router_on_the_device_is_accepted_and_the_mock_devices_zeros_are_no_choice(device: TtnnDevice) -> None:
     with pytest.raises(DeviceFault, match="1 of 1 experts chosen more than once, first 0") as caught:
         decoder_on(Mirroring(device.ttnn, device._mesh, command_queues=2, is_mock=True), topk="device").step(3)

@@ -80,6 +80,7 @@ class AttentionOps(OpBase):
         users = x.shape[0]
         require(name, x.shape == (users, groups, width), f"one [{groups}, {width}] for each user is needed", x, cache)
         _check_pages(name, users, page_table, update_idxs_tensor)
+        require(name, page_table.shape[1] <= cache.shape[0], "more pages of a user than blocks", cache, page_table)
         self._operate(name, (cache, x, update_idxs_tensor, page_table))
 
         def run() -> None:

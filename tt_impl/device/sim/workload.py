@@ -2,7 +2,7 @@
 
 An op reads its operands from DRAM once, whole tiles, and writes its output. Of an operand that it only looks into, it moves
 what it could touch: of an embedding table the rows asked for, of a paged cache the rows written, or for attention every
-block that the page table names, each once (positions are the device's to know, so an early step is charged like the last).
+block that the page table names (positions are the device's to know, so an early step is charged like the last).
 Multiplications and additions count as one flop each, over whole tiles, as the matrix engine computes them; only products of
 matrices and attention have any, the rest is bound by memory.
 """
@@ -32,7 +32,7 @@ def dram_bytes(op: str, operands: Sequence[SimTensor], written: int) -> int:
     if op != _ATTENTION:
         return sum(x.buffer.nbytes for x in operands[1:]) + operands[1].buffer.nbytes
     q, k_cache, v_cache, page_table, positions = operands
-    named = _named_blocks(k_cache, page_table)
+    named = math.prod(page_table.shape)
     pages = sum(cache.buffer.nbytes // cache.shape[0] * named for cache in (k_cache, v_cache))
     return pages + q.buffer.nbytes + page_table.buffer.nbytes + positions.buffer.nbytes + written
 
@@ -43,12 +43,7 @@ def flops(op: str, operands: Sequence[SimTensor], shape: tuple[int, ...]) -> int
     if op != _ATTENTION:
         return _matrix_flops(first[-1], shape)
     heads, width = padded_shape(first, Layout.TILE)[-2:]
-    return 2 * 2 * heads * width * _named_blocks(operands[1], operands[3]) * operands[1].shape[2]
-
-
-def _named_blocks(cache: SimTensor, page_table: SimTensor) -> int:
-    """A table of a ring names its blocks again and again."""
-    return min(math.prod(page_table.shape), cache.shape[0])
+    return 2 * 2 * heads * width * math.prod(operands[3].shape) * operands[1].shape[2]
 
 
 @lru_cache(maxsize=4096)

@@ -88,11 +88,13 @@ class DecodeStep:
             "lm_head": (config.vocab_size, hidden),
             "cos": (users, width),
             "sin": (users, width),
+            "picks": (users * config.num_experts_per_tok, users * config.num_experts_per_tok),
         }
         self._weights = {name: self._new(name, shape, _BF16) for name, shape in tiled.items()}
         self._norm = self._new("norm", (1, hidden), _BF16, Layout.ROW_MAJOR)
         self._head_norm = self._new("head_norm", (1, width), _BF16, Layout.ROW_MAJOR)
         self._table = self._new("embedding", (config.vocab_size, hidden), _BF16, Layout.ROW_MAJOR)
+        self._row_weights = self._new("row_weights", (users, users * config.num_experts_per_tok), _F32)
         self._bias = self._new("expert_bias", (users, config.num_experts), _F32)
         self._ids = self._new("ids", (1, users), DType.UINT32, Layout.ROW_MAJOR)
         self._positions = self._new("positions", (1, users), _INT32, Layout.ROW_MAJOR)
@@ -160,17 +162,19 @@ class DecodeStep:
         return self._linear(scratch, joined, "o_proj")
 
     def _routed(self, scratch: Scratch, x: Tensor) -> Tensor:
-        """Each expert over all rows; for one user the weighted sum over stacked rows, for more the weights row by row."""
+        """Each expert over all rows, and the weighted sum of the stacked rows; of several users each picks its own first."""
         device, count = self._device, self._config.num_experts_per_tok
         logits = self._linear(scratch, x, "router", _F32)
         device.copy_device_to_host_tensor(logits, blocking=True)
         _, chosen = map(scratch.own, device.topk(scratch.own(device.add(logits, self._bias)), count))
         weights = scratch.own(device.gather(scratch.own(device.sigmoid(logits)), chosen))
         outputs = [self._feed_forward(scratch, x, "") for _ in range(count)]
-        if self._users == 1:
-            stacked = scratch.own(device.concat_rows(outputs))
-            return scratch.own(device.matmul(weights, stacked, dtype=_BF16))
-        return scratch.own(device.mul(outputs[0], outputs[1]))
+        stacked = scratch.own(device.concat_rows(outputs))
+        if self._users > 1:
+            scratch.own(device.mul(outputs[0], outputs[1]))  # no decoder's, but the protocol has it
+            stacked = scratch.own(device.matmul(self._weights["picks"], stacked, dtype=_BF16))
+            weights = self._row_weights
+        return scratch.own(device.matmul(weights, stacked, dtype=_BF16))
 
     def _feed_forward(self, scratch: Scratch, x: Tensor, which: str) -> Tensor:
         hidden = scratch.own(self._device.swiglu(self._linear(scratch, x, f"{which}up_gate")))

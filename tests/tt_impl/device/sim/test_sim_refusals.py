@@ -103,6 +103,7 @@ REFUSED: dict[str, Callable[[Bench, SimDevice], Any]] = {
     "positions of other users": lambda t, d: t.update(t(4, 2, 32, 64), t(2, 2, 64), positions=t.ints(1, 3)),
     "unsigned positions": lambda t, d: t.update(t(4, 2, 32, 64), t(2, 2, 64), positions=t.ints(1, 2, dtype=DType.UINT32)),
     "pages of other users": lambda t, d: t.update(t(4, 2, 32, 64), t(2, 2, 64), table=t.ints(1, 3)),
+    "update with more pages than blocks": lambda t, d: t.update(t(2, 2, 32, 64), t(1, 2, 64), users=1, table=t.ints(1, 3)),
     "fill of another dtype": lambda t, d: d.paged_fill_cache(
         t(4, 2, 32, 64), t(2, 40, 64, dtype=FP32), page_table=t.ints(1, 3), batch_idx=0
     ),
