@@ -44,6 +44,7 @@ class SessionOptions:
     Attributes:
         replay: a stored run to judge in place of running `subject`.
         only: a glob over gate names, or None for all.
+        prompts: names of the golden's prompts to run, the others left out, and the report partial; None for all.
         workers: processes; None for all cores.
         step_timeout: seconds after which a step that has not ended is a fault of its prompt.
         budget: run prompts by their worth, keep each outcome, and stop when the time is used up; None for all at once.
@@ -59,6 +60,7 @@ class SessionOptions:
     workers: int | None = None
     step_timeout: float = STEP_TIMEOUT
     budget: Budget | None = None
+    prompts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -277,8 +279,9 @@ def _repeat_jobs(job: PromptJob, factory: SubjectFactory, golden: Golden) -> lis
 
 def _asked(options: SessionOptions, golden: Golden) -> Sequence[PromptEvidence]:
     """The prompts to run: none where only gate `ops` is wanted, which needs no model, so that it can come first on a card."""
+    named = [p for p in golden.prompts if options.prompts is None or p.name in options.prompts]
     ops_alone = options.only is not None and set(select(options.only)) <= {"ops", LEDGER}
-    return () if ops_alone and isinstance(subject_factory(options.subject), OpensOps) else golden.prompts
+    return () if ops_alone and isinstance(subject_factory(options.subject), OpensOps) else named
 
 
 def _request(options: SessionOptions) -> SubjectRequest:
