@@ -130,7 +130,7 @@ class Decoder:
                 routings.append(routing)
             logits = self._logits(scratch, hidden)
         self._stats.steps += 1
-        self._stats.memory_after = device.get_memory_view().allocated_bytes
+        self._stats.note_memory(device.get_memory_view().allocated_bytes)
         return StepEvidence(
             token=token,
             position=position,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -23,6 +23,7 @@ from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.mapped_pages import give_back
+from oracle.subjects.levels import StatesLevels, over_prompts
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import NumericClass, SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
@@ -309,7 +310,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         repeats=_repeats_of(outcomes),
-        stats=_summed(o.stats for o in ordered),
+        stats=over_prompts((o.stats for o in ordered), _levels(outcomes)),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
@@ -333,9 +334,7 @@ def _ops_of(outcome: PromptOutcome) -> OpsEvidence:
     return OpsEvidence((OpStatistics("the device", "none", fault=str(outcome.fault)),))
 
 
-def _summed(stats) -> Mapping[str, int]:
-    total: dict[str, int] = {}
-    for each in stats:
-        for name, value in each.items():
-            total[name] = total.get(name, 0) + value
-    return dict(sorted(total.items()))
+def _levels(outcomes: Sequence[PromptOutcome]) -> Collection[str]:
+    """Names of counters that do not add up, as the subject's factory says."""
+    factory = subject_factory(outcomes[0].job.subject)
+    return factory.levels if isinstance(factory, StatesLevels) else ()
