@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+import oracle.judge.session as session
+from goldens import mini_checkpoint
 from oracle.judge.counters import RULES
+from oracle.judge.jobs import PromptJob, PromptOutcome
+from oracle.judge.session import SessionOptions, record_session
 from oracle.subjects.levels import StatesLevels, over_prompts
+from oracle.subjects.protocol import SubjectIdentity
 from tt_impl.decode import Decoder
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, Tensor
@@ -34,6 +39,21 @@ def test_counts_add_up_over_prompts_and_of_levels_the_largest_is_kept() -> None:
 def test_the_subject_says_which_of_its_counters_are_levels() -> None:
     assert isinstance(FACTORY, StatesLevels)
     assert FACTORY.levels == LEVELS == {"memo_bytes", "memo_bytes_peak", "memory_before", "memory_after", "memory_leaked"}
+
+
+def test_a_session_adds_counters_up_and_keeps_the_largest_of_the_subject_s_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = mini_checkpoint()
+    options = SessionOptions(folder, folder / "golden", prompts=("copying", "two-ids"), only="counters")
+
+    def outcomes(jobs: Sequence[PromptJob], *_: Any) -> list[PromptOutcome]:
+        identity = SubjectIdentity("tt", "bf16", "bf16", ())
+        counted = [{"fills": at, "memo_bytes_peak": 100 - at, "device.writes": 1} for at, _ in enumerate(jobs)]
+        return [PromptOutcome(job, identity, None, None, None, stats) for job, stats in zip(jobs, counted, strict=True)]
+
+    monkeypatch.setattr(session, "run_jobs", outcomes)
+    stats = record_session(options).run.stats
+    first = 100 - stats["memo_bytes_peak"]
+    assert stats == {"fills": first + first + 1, "memo_bytes_peak": 100 - first, "device.writes": 2}
 
 
 def test_memory_is_what_the_device_says_before_the_first_step_and_after_the_last(
