@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from oracle.kolibri1.config import Kolibri1Config, read_config
 from oracle.kolibri1.release import RELEASE_CONFIG
 from tt_impl.device.protocol import Device, Tensor
 from tt_impl.device.sim.device import SimDevice
-from tt_impl.device.ttnn.acceptance import CAVEAT, accept_step
+from tt_impl.device.ttnn.acceptance import CAVEAT, DECODER, PROTOCOL, StepAccepted, accept_decoder, accept_step
 from tt_impl.device.ttnn.device import TtnnDevice
 from tt_impl.device.ttnn.plan import accept_memory
 from tt_impl.device.ttnn.step import DecodeStep, Recorder
@@ -65,12 +67,25 @@ def test_the_release_geometry_is_the_models(report: Any) -> None:
         assert json.dumps([op, *operands]) in calls
 
 
+def test_the_decoder_s_own_step_is_in_the_report_beside_all_ops_for_one_user_and_for_four(report: Any) -> None:
+    """With a layer of each kind: six networks of two products in each, and none of what only other decoders ask for."""
+    for geometry in report[0]["geometries"]:
+        assert [(step["what"], step["users"]) for step in geometry["steps"]] == [(DECODER, 1), (PROTOCOL, 1), (PROTOCOL, 4)]
+        calls = geometry["steps"][0]["ops"]
+        sent = {op: sum(call["calls"] for call in calls if call["op"] == op) for op in {call["op"] for call in calls}}
+        assert sent["linear"] == 3 * (1 + 2 * (3 + 2 * 7))
+        assert sent["rotary_embedding_hf"] == 3 * 2
+        assert not sent.keys() & {"silu", "mul", "argmax", "paged_fill_cache"}
+
+
 def test_a_second_step_compiles_nothing_and_ttnn_sees_no_transfer_of_its_own(report: Any) -> None:
+    """The decoder writes an id, two positions and each layer's routing weights; it reads what it shows, and the logits."""
+    transfers = {DECODER: {"reads": 2 + 2 * 2, "writes": 3 + 2}, PROTOCOL: {"reads": 5, "writes": 2}}
     for geometry in report[0]["geometries"]:
         for step in geometry["steps"]:
             assert len(set(step["programs"])) == 1
             assert step["programs"][0] > 20
-            assert step["transfers"]["asked"] == step["transfers"]["seen"] == {"reads": 5, "writes": 2}
+            assert step["transfers"]["asked"] == step["transfers"]["seen"] == transfers[step["what"]]
 
 
 def test_the_release_does_not_fit_and_the_card_says_how_much_was_left(report: Any) -> None:
@@ -100,9 +115,9 @@ def test_without_the_mock_device_it_does_not_run(run: RunsPython) -> None:
 class ReadsByItself(TtnnDevice):
     """An op that looks at its operand on the host, as no op may."""
 
-    def silu(self, x: Tensor) -> Any:
-        self.ttnn.from_device(self._live(x, "silu").value)
-        return super().silu(x)
+    def swiglu(self, x: Tensor) -> Any:
+        self.ttnn.from_device(self._live(x, "swiglu").value)
+        return super().swiglu(x)
 
 
 class CompilesAlways(TtnnDevice):
@@ -115,24 +130,25 @@ class CompilesAlways(TtnnDevice):
         return super().paged_scaled_dot_product_attention_decode(*operands, **(named | {"scale": self.scale}))
 
 
+@pytest.mark.parametrize("accepted", [accept_decoder, partial(accept_step, users=1)], ids=["decoder", "every op"])
 @pytest.mark.parametrize(
     ("planted", "said"), [(ReadsByItself, "transfers asked for"), (CompilesAlways, "a later step compiled")]
 )
 def test_a_hidden_read_and_a_program_for_each_step_are_not_accepted(
-    device: TtnnDevice, planted: type[TtnnDevice], said: str
+    device: TtnnDevice, planted: type[TtnnDevice], said: str, accepted: Callable[..., StepAccepted]
 ) -> None:
     """Planted in a second view of the same mock device."""
-    refusals = accept_step(planted(device.ttnn, device._mesh, command_queues=2, is_mock=True), MINI, 1).refusals
+    refusals = accepted(planted(device.ttnn, device._mesh, command_queues=2, is_mock=True), MINI).refusals
     assert len(refusals) == 1
     assert said in refusals[0]
 
 
 def test_a_refused_op_is_in_the_report_and_ends_the_step(device: TtnnDevice) -> None:
     odd = MINI.model_copy(update={"head_dim": 96, "num_attention_heads": 8})
-    step = accept_step(device, odd, 1)
-    assert len(step.refusals) == 1
-    assert "rotary_embedding_hf" in step.refusals[0]
-    assert "must be either 32 (single tile) or divisible by 64" in step.refusals[0]
+    for step in (accept_step(device, odd, 1), accept_decoder(device, odd)):
+        assert len(step.refusals) == 1
+        assert "rotary_embedding_hf" in step.refusals[0]
+        assert "must be either 32 (single tile) or divisible by 64" in step.refusals[0]
 
 
 def test_too_small_a_card_is_a_fault_and_not_a_count() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from oracle.errors import DeviceFault
-from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, DType, HostArray, Layout, Tensor
+from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, DType, Layout, Tensor
 from tt_impl.device.sim import kernels, quirky_kernels
 from tt_impl.device.sim.kernels import Float32
-from tt_impl.device.sim.layout import face_rows
 from tt_impl.device.sim.memory import SimTensor
-from tt_impl.device.sim.op_base import FLOATS, OpBase, require, require_row_major, require_tiles
+from tt_impl.device.sim.op_base import FLOATS, MATRIX, OpBase, require, require_row_major, require_tiles
+from tt_impl.device.sim.paged_rows import PagedRows
 
 _ROTATED = 64
 _SKIPPED = -1
 
 
 class AttentionOps(OpBase):
-    """See `protocol.Device` for shapes. Caches are BFLOAT16 or FLOAT32; ttnn takes BFLOAT8_B too."""
+    """See `protocol.Device` for shapes. Caches are BFLOAT16, BFLOAT8_B or, which ttnn's attention does not take, FLOAT32."""
 
     def nlp_create_qkv_heads_decode(
         self, x: Tensor, *, num_heads: int, num_kv_heads: int
@@ -73,7 +73,10 @@ class AttentionOps(OpBase):
         return out
 
     def paged_update_cache(self, cache: Tensor, x: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
-        """Rounded to the cache's dtype, where that is smaller; otherwise bit for bit."""
+        """Rounded to the cache's dtype, where that is smaller; otherwise bit for bit.
+
+        A BFLOAT8_B cache's positions are packed as ttnn's host code packs, each by itself.
+        """
         name = "paged_update_cache"
         groups, width = _check_cache(name, cache)
         require_tiles(name, FLOATS, x)
@@ -84,10 +87,10 @@ class AttentionOps(OpBase):
         self._operate(name, (cache, x, update_idxs_tensor, page_table))
 
         def run() -> None:
-            rows = self._load(x).astype(cache.dtype.host, copy=False)
+            rows, paged = self._load(x), self._paged(cache)
             for user, position in enumerate(self._bits(update_idxs_tensor)[0].tolist()):
                 if position != _SKIPPED:
-                    self._write_rows(cache, page_table, user, position, rows[user][:, None])
+                    paged.write(*self._block(cache, page_table, user, position), paged.pack(rows[user]))
             self._owned(cache).buffer.changed()
 
         self._enqueue(run)
@@ -106,9 +109,9 @@ class AttentionOps(OpBase):
         self._operate(name, (cache, x, page_table))
 
         def run() -> None:
-            rows = self._bits(x)
-            for start in range(0, x.shape[1], cache.shape[2]):
-                self._write_rows(cache, page_table, batch_idx, start, rows[:, start : start + cache.shape[2]])
+            rows, paged = self._paged(x), self._paged(cache)
+            for position in range(x.shape[1]):
+                paged.write(*self._block(cache, page_table, batch_idx, position), rows.read(position))
             self._owned(cache).buffer.changed()
 
         self._enqueue(run)
@@ -127,11 +130,12 @@ class AttentionOps(OpBase):
         """Scores, softmax and weighted sum in float32, rounded once; probabilities are not rounded.
 
         Error: about (2 sqrt(D) of the largest score's magnitudes + 2 sqrt(T)) u of float32 of the weighted magnitudes, u of
-        the dtype. A skipped user's rows are NaN.
+        the dtype. A skipped user's rows are NaN. BFLOAT8_B caches are read as what they hold, by queries in BFLOAT16.
         """
         name = "paged_scaled_dot_product_attention_decode"
         groups, width = _check_cache(name, k_cache)
-        require_tiles(name, FLOATS, q)
+        asking = DType.BFLOAT16 if k_cache.dtype is DType.BFLOAT8_B else k_cache.dtype
+        require_tiles(name, frozenset({asking}), q)
         alike = k_cache.shape == v_cache.shape and k_cache.dtype is v_cache.dtype and v_cache.layout is Layout.TILE
         require(name, alike, "caches of one shape and dtype are needed", k_cache, v_cache)
         fits = len(q.shape) == 3 and q.shape[2] == width and q.shape[1] % groups == 0
@@ -155,31 +159,25 @@ class AttentionOps(OpBase):
         self._enqueue(run)
         return out
 
-    def _write_rows(self, cache: Tensor, page_table: Tensor, user: int, start: int, rows: HostArray) -> None:
-        """Write rows [G, n, D] of the cache's dtype to positions of one logical block, from `start` on."""
-        groups, count, width = rows.shape
-        block, offset = divmod(start, cache.shape[2])
-        physical = self._physical_blocks(page_table, user, block, block + 1, cache)[0]
-        tiles = face_rows(self._owned(cache).buffer.bytes, cache.shape, cache.dtype.item_bytes)
-        into = tiles[physical * groups : (physical + 1) * groups]
-        cut = np.ascontiguousarray(rows).view(tiles.dtype).reshape(groups, count, width // TILE_SIDE, 2)
-        for row in range(count):
-            tile, row_in_tile = divmod(offset + row, TILE_SIDE)
-            face, row_in_face = divmod(row_in_tile, FACE_SIDE)
-            into[:, tile, :, face, :, row_in_face] = cut[:, row]
+    def _paged(self, tensor: Tensor) -> PagedRows:
+        return PagedRows(self._owned(tensor).buffer.bytes, tensor.shape, tensor.dtype)
+
+    def _block(self, cache: Tensor, page_table: Tensor, user: int, position: int) -> tuple[slice, int]:
+        """Where the heads' matrices of a position's block lie in `cache`, and its row in them."""
+        groups = cache.shape[1]
+        logical, row = divmod(position, cache.shape[2])
+        physical = int(self._physical_blocks(page_table, user, logical, logical + 1, cache)[0])
+        return slice(physical * groups, (physical + 1) * groups), row
 
     def _cached_rows(self, cache: Tensor, page_table: Tensor, user: int, start: int, stop: int) -> Float32:
         """Positions `start` to `stop` of a user, as float32 [G, stop - start, D]."""
         _, groups, block_size, width = cache.shape
         first_block, last_block = start // block_size, (stop - 1) // block_size + 1
         physical = self._physical_blocks(page_table, user, first_block, last_block, cache)
-        tiles = face_rows(self._owned(cache).buffer.bytes, cache.shape, cache.dtype.item_bytes)
-        chosen = tiles.reshape(cache.shape[0], groups, *tiles.shape[1:])[physical]
-        # [block, group, tile row, tile column, face row, face column, 16] -> rows of one group, block after block
-        rows = np.ascontiguousarray(chosen.transpose(1, 0, 2, 4, 6, 3, 5)).reshape(-1).view(cache.dtype.host)
-        whole = rows.reshape(groups, physical.size, -1, width)[:, :, :block_size].reshape(groups, -1, width)
+        chosen = (np.arange(groups, dtype=np.int32)[:, None] + physical * groups).reshape(-1)  # block after block, by group
+        rows = self._paged(cache).matrices(chosen)[:, :block_size].reshape(groups, -1, width)
         offset = start - first_block * block_size
-        return whole[:, offset : offset + stop - start].astype(np.float32)
+        return rows[:, offset : offset + stop - start]
 
     def _physical_blocks(self, page_table: Tensor, user: int, first: int, last: int, cache: Tensor) -> np.ndarray:
         table = self._bits(page_table)[user]
@@ -195,7 +193,7 @@ class AttentionOps(OpBase):
 
 def _check_cache(op: str, cache: Tensor) -> tuple[int, int]:
     """Heads and head size of a paged cache. ttnn takes blocks of 16 positions and of whole tiles."""
-    require_tiles(op, FLOATS, cache)
+    require_tiles(op, MATRIX, cache)
     require(op, len(cache.shape) == 4, "a cache [blocks, heads, block size, head size] is needed", cache)
     _, groups, block_size, width = cache.shape
     whole = block_size == FACE_SIDE or block_size % TILE_SIDE == 0

@@ -26,6 +26,20 @@ _LARGEST = (1 << _MANTISSA_BITS) - 1
 
 def encode_tiles(values: npt.NDArray[np.float32], out: Bytes) -> None:
     """Pack `values`, float32 in face-row order [tiles, 64, 16], into `out`, uint8 [tiles * 1088]."""
+    exponents, elements = encode_rows(values)
+    tiles = out.reshape(-1, TILE_BYTES)
+    tiles[:, :EXPONENTS] = exponents
+    tiles[:, EXPONENTS:] = elements.reshape(-1, ELEMENTS)
+
+
+def decode_tiles(data: Bytes) -> npt.NDArray[np.float32]:
+    """The values in packed `data`, uint8 [tiles * 1088], as float32 in face-row order [tiles, 64, 16]."""
+    tiles = data.reshape(-1, TILE_BYTES)
+    return decode_rows(tiles[:, :EXPONENTS], tiles[:, EXPONENTS:].reshape(-1, EXPONENTS, FACE_SIDE))
+
+
+def encode_rows(values: npt.NDArray[np.float32]) -> tuple[Bytes, Bytes]:
+    """Face rows [..., 16] of float32 as their shared exponents, uint8 [...], and elements, uint8 [..., 16]."""
     bits = values.view(np.uint32)
     exponents = (bits >> 23) & 0xFF
     shared = exponents.max(axis=-1, keepdims=True)
@@ -38,16 +52,12 @@ def encode_tiles(values: npt.NDArray[np.float32], out: Bytes) -> None:
     np.minimum(mantissa, _LARGEST, out=mantissa)
     mantissa[exponents == 0] = 0
     mantissa |= np.where(mantissa != 0, bits >> 31 << _MANTISSA_BITS, 0)
-    tiles = out.reshape(-1, TILE_BYTES)
-    tiles[:, :EXPONENTS] = shared[..., 0]
-    tiles[:, EXPONENTS:] = mantissa.reshape(-1, ELEMENTS)
+    return shared[..., 0].astype(np.uint8), mantissa.astype(np.uint8)
 
 
-def decode_tiles(data: Bytes) -> npt.NDArray[np.float32]:
-    """The values in packed `data`, uint8 [tiles * 1088], as float32 in face-row order [tiles, 64, 16]."""
-    tiles = data.reshape(-1, TILE_BYTES)
-    shared = tiles[:, :EXPONENTS].astype(np.int32)[..., None]
-    elements = tiles[:, EXPONENTS:].reshape(-1, EXPONENTS, FACE_SIDE)
+def decode_rows(exponents: Bytes, elements: Bytes) -> npt.NDArray[np.float32]:
+    """The values of face rows, float32 [..., 16]; what `encode_rows` gave."""
+    shared = exponents.astype(np.int32)[..., None]
     mantissa = (elements & _LARGEST).astype(np.uint32)
     special = (shared == 255) & (mantissa > _LARGEST >> 1)  # what ldexp has no number for
     values = np.ldexp(np.where(special, 0, mantissa).astype(np.float32), shared - (127 + _MANTISSA_BITS - 1))

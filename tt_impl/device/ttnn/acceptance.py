@@ -1,8 +1,10 @@
 """What ttnn's own validation says to a decode step, where there is no card: `python -m tt_impl.device.ttnn.acceptance`.
 
 On ttnn's mock device, for the mini's geometry and the release's: all residents are allocated and the card filled up to its
-last byte, every op of a step runs through ttnn's checks, its output allocation and its program factory, the step runs
-again and must compile nothing new, and ttnn's graph capture must see no transfer between ops that was not asked for.
+last byte; the decoder itself takes steps, over zeros and with one layer of each kind; and every op that the protocol has
+runs, for one user and for more, also those that this decoder sends to no device. Each goes through ttnn's checks, its output
+allocation and its program factory; a step that runs again must compile nothing new, and ttnn's graph capture must see no
+transfer between ops that was not asked for.
 
 ACCEPTED is not passed. The mock device computes nothing and every read of it is zeros; where a placeholder stands for the
 compiler, no kernel was even compiled. Nothing here can tell a right value from a wrong one.
@@ -27,15 +29,21 @@ from oracle.kolibri1.config import Kolibri1Config, read_config
 from oracle.kolibri1.release import RELEASE_CONFIG
 from tt_impl.device.protocol import Device
 from tt_impl.device.ttnn.device import TtnnDevice
+from tt_impl.device.ttnn.mirroring import Mirroring
 from tt_impl.device.ttnn.plan import MemoryAccepted, accept_memory
+from tt_impl.device.ttnn.rehearsal import layers_of_each_kind, rehearsing_decoder
 from tt_impl.device.ttnn.step import DecodeStep, OpCall, Recorder
 
-SCHEMA = "kolibri-acceptance/1"
+SCHEMA = "kolibri-acceptance/2"
+DECODER, PROTOCOL = "the decoder", "every op of the protocol"
 CAVEAT = "ACCEPTED by ttnn's validation on its mock device: nothing was computed and no value was seen; this is no pass"
 
 _USERS = (1, 4)
 _POSITIONS = (30, 33, 34)
-"""Of the three steps, on both sides of a block's border."""
+"""Of the three steps, on both sides of a block's border. The decoder's own are its first three."""
+
+_WITHHELD = 1 << 26
+"""Bytes of the release's embedding and head, and of nothing else there."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,14 @@ class StepAccepted:
     """A decode step of `users` users.
 
     Attributes:
+        what: whose calls: the decoder's own, or each of the protocol's.
         ops: as often as they were called, in the order of their first calls.
         programs: program cache entries after each of the steps; new ones only in the first.
         asked: transfers that the step asked for, each way.
         seen: transfers that ttnn's graph capture saw.
     """
 
+    what: str
     users: int
     ops: tuple[tuple[OpCall, int], ...]
     programs: tuple[int, ...]
@@ -79,29 +89,62 @@ def accept(device: TtnnDevice, name: str, config: Kolibri1Config) -> GeometryAcc
     Raises:
         DeviceFault: the residents do not fit.
     """
-    return GeometryAccepted(name, accept_memory(device, config), tuple(accept_step(device, config, n) for n in _USERS))
+    memory = accept_memory(device, config)
+    steps = (accept_decoder(device, config), *(accept_step(device, config, users) for users in _USERS))
+    return GeometryAccepted(name, memory, steps)
+
+
+def accept_decoder(device: TtnnDevice, config: Kolibri1Config) -> StepAccepted:
+    """Three steps of the decoder itself, cut down to a layer of each kind. A refused op ends them, and is in the result."""
+    mirroring = Mirroring(device, withheld_bytes=_WITHHELD)
+    recorder = Recorder(mirroring)
+
+    def opened() -> _Steps:
+        decoder = rehearsing_decoder(cast(Device, recorder), layers_of_each_kind(config))
+        return _Steps(lambda position: decoder.step(0), mirroring.free_all)
+
+    try:
+        return _accepted(device, DECODER, 1, recorder, opened)
+    finally:
+        mirroring.free_all()
 
 
 def accept_step(device: TtnnDevice, config: Kolibri1Config, users: int) -> StepAccepted:
-    """Three steps of `users` users, the last under ttnn's graph capture. A refused op ends them, and is in the result."""
+    """Three steps of every op with `users` users. A refused op ends them, and is in the result."""
     recorder = Recorder(device)
+
+    def opened() -> _Steps:
+        step = DecodeStep(cast(Device, recorder), config, users=users)
+        return _Steps(step.run, step.close)
+
+    return _accepted(device, PROTOCOL, users, recorder, opened)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    run: Callable[[int], object]
+    close: Callable[[], None]
+
+
+def _accepted(device: TtnnDevice, what: str, users: int, recorder: Recorder, opened: Callable[[], _Steps]) -> StepAccepted:
+    """The steps at `_POSITIONS`, the last under ttnn's graph capture."""
     programs: list[int] = []
     asked: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     try:
-        step = DecodeStep(cast(Device, recorder), config, users=users)
+        steps = opened()
         for position in _POSITIONS[:-1]:
-            step.run(position)
+            steps.run(position)
             programs.append(device.program_cache_entries())
         before = Counter(_transfers(device))
         with transfers_seen(device) as seen:
-            step.run(_POSITIONS[-1])
+            steps.run(_POSITIONS[-1])
         asked = Counter(_transfers(device)) - before
-        step.close()
+        steps.close()
     except DeviceFault:
         if not (recorder.calls and recorder.calls[-1].refusal):
             raise
-    return StepAccepted(users, tuple(Counter(recorder.calls).items()), tuple(programs), dict(asked), dict(seen))
+    return StepAccepted(what, users, tuple(Counter(recorder.calls).items()), tuple(programs), dict(asked), dict(seen))
 
 
 def _transfers(device: TtnnDevice) -> dict[str, int]:
@@ -141,6 +184,7 @@ def to_json(accepted: Sequence[GeometryAccepted]) -> dict[str, object]:
                 "memory": asdict(geometry.memory),
                 "steps": [
                     {
+                        "what": step.what,
                         "users": step.users,
                         "ops": [asdict(call) | {"calls": count, "outcome": _outcome(call)} for call, count in step.ops],
                         "programs": step.programs,
@@ -165,7 +209,8 @@ def to_lines(accepted: Sequence[GeometryAccepted]) -> Iterator[str]:
         if memory.refusal:
             yield f"  the next slot: {memory.refusal}"
         for step in geometry.steps:
-            yield f"  {step.users} user(s): {step.programs[-1] if step.programs else 0} programs, transfers {step.seen}"
+            programs = step.programs[-1] if step.programs else 0
+            yield f"  {step.what}, {step.users} user(s): {programs} programs, transfers {step.seen}"
             for call, count in step.ops:
                 gives = f" -> {'; '.join(call.results)}" if call.results else ""
                 yield f"    {_outcome(call):8} {count:3} x {call.op}: {'; '.join(call.operands)}{gives}"

@@ -210,7 +210,6 @@ class TtnnDevice(TtnnAdaptation):
         self._require_cache(name, cache)
         require(name, x.layout is _TILE and len(x.shape) == 3, cache, x)
         require(name, x.shape[1:] == (cache.shape[1], cache.shape[3]) and x.shape[0] <= MOST_USERS, cache, x)
-        require(name, x.dtype is cache.dtype or cache.dtype is DType.BFLOAT8_B, cache, x)
         self._require_pages(name, x.shape[0], update_idxs_tensor, page_table)
         with self._op(name, operands) as (into, value, positions, table):
             self.ttnn.experimental.paged_update_cache(

@@ -1,7 +1,9 @@
-"""Every op of a decode step with the shapes that a Kolibri-1 geometry gives it, over operands that hold nothing.
+"""Every op of the protocol with the shapes that a Kolibri-1 geometry gives it, for one user or more, over operands that hold
+nothing; and what writes down the calls to any device.
 
 For a device that accepts or refuses and computes no values. The order is a layer's, sliding and full, then the head's; the
-router appears both ways, its logits read by the host and its top-k on the device.
+router appears both ways, its logits read by the host and its top-k on the device. What the decoder sends, with its own
+shapes, is not said here: it is run (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class OpCall:
 
 
 class Recorder:
-    """A device that writes down each op; a refused one raises as it would, and is written down too."""
+    """A device that writes down each op, a call with operands; a refused one raises as it would, and is written down too."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -41,7 +43,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._device, name)
-        if name in _NO_OPS:
+        if name in _NO_OPS or not callable(method):
             return method
 
         def call(*arguments: Any, **named: Any) -> Any:
@@ -49,8 +51,11 @@ class Recorder:
             try:
                 result = method(*arguments, **named)
             except DeviceFault as fault:
-                self.calls.append(OpCall(name, operands, (), str(fault)))
+                if operands:
+                    self.calls.append(OpCall(name, operands, (), str(fault)))
                 raise
+            if not operands:
+                return result
             results = result if isinstance(result, tuple) else () if result is None else (result,)
             self.calls.append(OpCall(name, operands, tuple(map(_shown, results))))
             return result

@@ -14,7 +14,7 @@ from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice
 
-BF16, FP32, RM = DType.BFLOAT16, DType.FLOAT32, Layout.ROW_MAJOR
+BF16, FP32, BFP8, RM = DType.BFLOAT16, DType.FLOAT32, DType.BFLOAT8_B, Layout.ROW_MAJOR
 
 
 class Bench:
@@ -107,6 +107,17 @@ REFUSED: dict[str, Callable[[Bench, SimDevice], Any]] = {
     "fill of another dtype": lambda t, d: d.paged_fill_cache(
         t(4, 2, 32, 64), t(2, 40, 64, dtype=FP32), page_table=t.ints(1, 3), batch_idx=0
     ),
+    "update of a value in bfp8": lambda t, d: t.update(t(4, 2, 32, 64, dtype=BFP8), t(2, 2, 64, dtype=BFP8)),
+    "fill of a bfp8 cache in bf16": lambda t, d: d.paged_fill_cache(
+        t(4, 2, 32, 64, dtype=BFP8), t(2, 40, 64), page_table=t.ints(1, 3), batch_idx=0
+    ),
+    "attention of queries in bfp8": lambda t, d: t.attend(
+        t(2, 4, 64, dtype=BFP8), t(4, 2, 32, 64, dtype=BFP8), t(4, 2, 32, 64, dtype=BFP8)
+    ),
+    "attention of float32 over bfp8": lambda t, d: t.attend(
+        t(2, 4, 64, dtype=FP32), t(4, 2, 32, 64, dtype=BFP8), t(4, 2, 32, 64, dtype=BFP8)
+    ),
+    "attention of bf16 keys and bfp8 values": lambda t, d: t.attend(t(2, 4, 64), t(4, 2, 32, 64), t(4, 2, 32, 64, dtype=BFP8)),
     "fill of no user": lambda t, d: d.paged_fill_cache(t(4, 2, 32, 64), t(2, 40, 64), page_table=t.ints(1, 3), batch_idx=1),
     "fill past the pages": lambda t, d: d.paged_fill_cache(t(4, 2, 32, 64), t(2, 97, 64), page_table=t.ints(1, 3), batch_idx=0),
     "fill of other heads": lambda t, d: d.paged_fill_cache(t(4, 2, 32, 64), t(3, 40, 64), page_table=t.ints(1, 3), batch_idx=0),
