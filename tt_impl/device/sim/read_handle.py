@@ -14,6 +14,7 @@ class SimReadHandle:
     """See `protocol.ReadHandle`. Its bytes are in flight from when its command has run until it settles.
 
     Args:
+        destination: where they arrive, poison until then; memory of its own when None.
         enqueued: the event number of the read.
         flushes_fp8: `array` converts fp8 through float32, and loses its subnormals.
 
@@ -28,7 +29,7 @@ class SimReadHandle:
         shape: tuple[int, ...],
         dtype: DType,
         layout: Layout,
-        destination: Bytes,
+        destination: Bytes | None,
         enqueued: int,
         fault: FaultMaker,
         *,
@@ -43,8 +44,9 @@ class SimReadHandle:
         self._event: int | None = None
         self.held = 0
         self.dropped = False
-        self.destination = destination
-        destination.fill(HOST_POISON)
+        self._destination = destination
+        if destination is not None:
+            destination.fill(HOST_POISON)
 
     def take_off(self) -> Bytes:
         """The read command runs: the device's bytes of this moment are on their way; they are returned."""
@@ -54,8 +56,12 @@ class SimReadHandle:
     def settle(self, event: int) -> None:
         """The bytes arrive."""
         assert self._in_flight is not None, "settled before its command ran"
-        if not self.dropped:
-            self.destination[:] = self._in_flight
+        if self._destination is None:  # the caller gave none, so nobody has seen it yet
+            self._destination = self._in_flight
+            if self.dropped:
+                self._destination.fill(HOST_POISON)
+        elif not self.dropped:
+            self._destination[:] = self._in_flight
         self._in_flight = None
         self._event = event
 
@@ -75,7 +81,8 @@ class SimReadHandle:
 
     def bytes(self) -> Bytes:
         _ = self.event
-        return self.destination
+        assert self._destination is not None
+        return self._destination
 
     def array(self) -> HostArray:
         data = self.bytes()
