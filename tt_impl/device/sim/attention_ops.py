@@ -172,8 +172,9 @@ class AttentionOps(OpBase):
         _, groups, block_size, width = cache.shape
         first_block, last_block = start // block_size, (stop - 1) // block_size + 1
         physical = self._physical_blocks(page_table, user, first_block, last_block, cache)
-        tiles = face_rows(self._owned(cache).buffer.bytes, cache.shape, cache.dtype.item_bytes)
-        chosen = tiles.reshape(cache.shape[0], groups, *tiles.shape[1:])[physical]
+        blocks = self._owned(cache).buffer.bytes.reshape(cache.shape[0], -1).take(physical, axis=0)
+        tiles = face_rows(blocks.reshape(-1), (physical.size, *cache.shape[1:]), cache.dtype.item_bytes)
+        chosen = tiles.reshape(physical.size, groups, *tiles.shape[1:])
         # [block, group, tile row, tile column, face row, face column, 16] -> rows of one group, block after block
         rows = np.ascontiguousarray(chosen.transpose(1, 0, 2, 4, 6, 3, 5)).reshape(-1).view(cache.dtype.host)
         whole = rows.reshape(groups, physical.size, -1, width)[:, :, :block_size].reshape(groups, -1, width)
@@ -183,10 +184,11 @@ class AttentionOps(OpBase):
     def _physical_blocks(self, page_table: Tensor, user: int, first: int, last: int, cache: Tensor) -> np.ndarray:
         table = self._bits(page_table)[user]
         entries = table[first:last] if first >= 0 else table[:0]
-        if last > table.size or not entries.size or entries.min() < 0 or entries.max() >= cache.shape[0]:
+        named = entries.tolist()
+        if last > table.size or not named or min(named) < 0 or max(named) >= cache.shape[0]:
             raise DeviceFault(
                 "page-table",
-                f"{page_table.label}: logical blocks {first} to {last - 1} of {table.size} are {entries.tolist()}, "
+                f"{page_table.label}: logical blocks {first} to {last - 1} of {table.size} are {named}, "
                 f"but {cache.label} has {cache.shape[0]} blocks",
             )
         return entries
