@@ -31,9 +31,9 @@ class SimMemory(SimMachine):
         queues = self._queue
         captured, position = queues.capture is not None, queues.tails[0] + 1
         for operand in operands:
-            if captured or operand.__class__ is not SimTensor or not operand.buffer.is_allocated:
+            if captured or not isinstance(operand, SimTensor) or not operand.buffer.is_allocated:
                 live = self._live(operand, op)
-            else:  # what `_live` does, for the many
+            else:  # all that `_live` does then
                 live = operand
                 live.buffer.used[0] = position
             if live.dtype is DType.FP8_E4M3:
@@ -46,7 +46,7 @@ class SimMemory(SimMachine):
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""
-        owned = tensor if tensor.__class__ is SimTensor else self._owned(tensor)
+        owned = tensor if isinstance(tensor, SimTensor) else self._owned(tensor)
         decoded = owned.buffer.decoded
         if decoded is None:
             array = unpack(owned.buffer.bytes, owned.shape, owned.dtype, owned.layout)
