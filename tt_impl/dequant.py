@@ -41,9 +41,10 @@ def dequantize(quantized: Bytes, scales: npt.NDArray[np.float32], dtype: DType) 
     rows, columns = quantized.shape
     row_blocks, column_blocks = scales.shape
     products = (E4M3FN_VALUES * scales.reshape(-1, 1)).astype(dtype.host, copy=False)
-    table = products.reshape(-1).view(f"u{dtype.item_bytes}")
-    index = quantized.astype(np.uint16 if table.size <= 1 << 16 else np.uint32)
-    first = np.arange(0, table.size, 256, dtype=index.dtype).reshape(row_blocks, 1, column_blocks, 1)
-    blocks = index.reshape(row_blocks, rows // row_blocks, column_blocks, columns // column_blocks)
-    np.add(blocks, first, out=blocks)
-    return table.take(index).view(products.dtype)
+    tables = products.view(f"u{dtype.item_bytes}").reshape(row_blocks, 256 * column_blocks)
+    first = np.arange(0, tables.shape[1], 256, dtype=np.uint16 if tables.shape[1] <= 1 << 16 else np.uint32)[:, None]
+    shape = (row_blocks, rows // row_blocks, column_blocks, columns // column_blocks)
+    out = np.empty(shape, tables.dtype)
+    for table, codes, into in zip(tables, quantized.reshape(shape), out, strict=True):  # a row of blocks fits a core's cache
+        table.take(codes + first, out=into, mode="clip")  # nothing is out of range; other modes go through a buffer
+    return out.reshape(rows, columns).view(products.dtype)

@@ -26,5 +26,6 @@ class Scratch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        deallocate = self._device.deallocate
         for tensor in reversed(self._tensors):
-            self._device.deallocate(tensor)
+            deallocate(tensor)

@@ -11,6 +11,7 @@ import numpy as np
 from oracle.kolibri1.inventory import expert_weight
 from oracle.subjects.operands import OperandDtype, OperandImage, OperandObserver
 from oracle.subjects.protocol import FillObserver
+from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, DType, HostArray, Tensor
 
 _DTYPES: dict[DType, OperandDtype] = {DType.BFLOAT16: "BF16", DType.FLOAT32: "F32"}
@@ -34,7 +35,7 @@ def stacked_weights(label: str) -> tuple[str, ...]:
     return ()
 
 
-class OperandWatch:
+class OperandWatch(Passing):
     """Stands before a device, passes everything on, and follows the copies by their labels.
 
     Args:
@@ -42,7 +43,7 @@ class OperandWatch:
     """
 
     def __init__(self, device: Device, observer: FillObserver | None) -> None:
-        self._device = device
+        super().__init__(device)
         self._observer = observer if isinstance(observer, OperandObserver) else None
         self._live: dict[int, Tensor] = {}
 
@@ -50,9 +51,6 @@ class OperandWatch:
     def device(self) -> Device:
         """This watch, as the device that it passes everything on to."""
         return cast(Device, self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
 
     def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **rest: Any) -> None:
         self._device.copy_host_to_device_tensor(array, tensor, **rest)

@@ -7,6 +7,7 @@ shared with the subject.
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections import Counter
@@ -33,7 +34,7 @@ _Fill = tuple[int, int, int | None, int | None]
 def operand_plan(config: Kolibri1Config) -> dict[str, int]:
     """Elements, by name, of every weight that a device must hold a computing copy of: fp8, and no routed expert's."""
     return {
-        spec.name: int(np.prod(spec.shape))
+        spec.name: math.prod(spec.shape)
         for spec in inventory(config)
         if spec.dtype == "F8_E4M3" and not _ROUTED.fullmatch(spec.name)
     }
@@ -60,7 +61,7 @@ class OperandAuditor:
         config = weights.checkpoint.config
         self._weights = weights
         self._resident = tuple(operand_plan(config) if residents is None else residents)
-        self._elements = {s.name: int(np.prod(s.shape)) for s in inventory(config) if s.dtype == "F8_E4M3"}
+        self._elements = {s.name: math.prod(s.shape) for s in inventory(config) if s.dtype == "F8_E4M3"}
         self._readbacks = 0
         self._uploaded: Counter[str] = Counter()
         self._held: Counter[str] = Counter()

@@ -11,9 +11,8 @@ rows are stacked in the order that an op expects (`residual` does).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-
-import numpy as np
 
 from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
 from oracle.judge.operand_audit import operand_plan, operand_table
@@ -107,7 +106,7 @@ def planned_evidence(case: Case, readbacks: int) -> OperandEvidence:
 
 def _sizes(case: Case) -> dict[str, int]:
     """Elements of one tensor of each kind."""
-    return {tensor_kind(spec.name): int(np.prod(spec.shape)) for spec in inventory(case.checkpoint.config)}
+    return {tensor_kind(spec.name): math.prod(spec.shape) for spec in inventory(case.checkpoint.config)}
 
 
 def _count_findings(case: Case, when: str, table: tuple[tuple[str, int, int], ...], readbacks: int) -> list[Finding]:

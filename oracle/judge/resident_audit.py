@@ -6,6 +6,7 @@ experts'. Expected bytes are read by the judge's own path, so the comparison sha
 
 from __future__ import annotations
 
+import math
 import mmap
 import weakref
 from collections import Counter
@@ -131,7 +132,7 @@ def is_file_map(array: Bytes) -> bool:
 
 
 def _size(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape)) * ITEM_BYTES[spec.dtype]
+    return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
 
 
 def _table(sizes: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:

@@ -10,13 +10,14 @@ HOST_POISON = 0xDB
 
 
 class HostRead:
-    """See `protocol.ReadHandle`. `destination` is poisoned at once."""
+    """See `protocol.ReadHandle`. `destination` is poisoned at once; without one, whoever settles the read gives it its own."""
 
-    def __init__(self, label: str, destination: Bytes) -> None:
+    def __init__(self, label: str, destination: Bytes | None) -> None:
         self.label = label
         self.destination = destination
         self._event: int | None = None
-        destination.fill(HOST_POISON)
+        if destination is not None:
+            destination.fill(HOST_POISON)
 
     @property
     def settled(self) -> bool:
@@ -30,6 +31,7 @@ class HostRead:
 
     def bytes(self) -> Bytes:
         _ = self.event
+        assert self.destination is not None, "settled, and nothing arrived"
         return self.destination
 
     def _unsettled(self) -> DeviceFault:

@@ -14,4 +14,7 @@ class Passing:
         self._device = device
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
+        found = getattr(self._device, name)
+        if callable(found):  # a call leads to the same place for good; what it says of itself may change
+            self.__dict__[name] = found
+        return found

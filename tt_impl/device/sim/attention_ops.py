@@ -182,10 +182,11 @@ class AttentionOps(OpBase):
     def _physical_blocks(self, page_table: Tensor, user: int, first: int, last: int, cache: Tensor) -> np.ndarray:
         table = self._bits(page_table)[user]
         entries = table[first:last] if first >= 0 else table[:0]
-        if last > table.size or not entries.size or entries.min() < 0 or entries.max() >= cache.shape[0]:
+        named = entries.tolist()
+        if last > table.size or not named or min(named) < 0 or max(named) >= cache.shape[0]:
             raise DeviceFault(
                 "page-table",
-                f"{page_table.label}: logical blocks {first} to {last - 1} of {table.size} are {entries.tolist()}, "
+                f"{page_table.label}: logical blocks {first} to {last - 1} of {table.size} are {named}, "
                 f"but {cache.label} has {cache.shape[0]} blocks",
             )
         return entries

@@ -23,12 +23,31 @@ FaultMaker = Callable[[str, str], DeviceFault]
 """From kind and text to a fault that also says when, and under which schedule."""
 
 
+class Place:
+    """One stretch of host memory that buffers lie in, one after the other, and the views that all of them use."""
+
+    __slots__ = ("content", "nbytes", "start", "words")
+
+    def __init__(self, memory: Bytes, start: int, nbytes: int) -> None:
+        self.start = start
+        self.nbytes = nbytes
+        self.content = memory[start : start + nbytes]
+        self.words = self.content[: nbytes & -2].view(np.uint16)
+
+    def poison(self) -> None:
+        """Overwrite all of it."""
+        self.words.fill(POISON)
+        if self.nbytes & 1:
+            self.content[-1] = POISON & 0xFF
+
+
 class Buffer:
     """One allocation.
 
     Attributes:
         identity: counts allocations of this device, from 1.
         address, share: where it lies in each bank, and how many bytes of each bank it takes.
+        place, start: where it lies in host memory.
         nbytes, bytes: its content, as the device holds it now.
         is_allocated: the host's view; commands enqueued before the free may still touch the bytes.
         generation: how often the bytes have changed on the device.
@@ -49,15 +68,14 @@ class Buffer:
     touched = False
     decoded: npt.NDArray[np.float32] | None = None
 
-    def __init__(
-        self, identity: int, address: int, share: int, start: int, content: Bytes, label: str, sentinels: Sentinels
-    ) -> None:
+    def __init__(self, identity: int, address: int, share: int, place: Place, label: str, sentinels: Sentinels) -> None:
         self.identity = identity
         self.address = address
         self.share = share
-        self.start = start
-        self.bytes = content
-        self.nbytes = content.size
+        self.place = place
+        self.start = place.start
+        self.bytes = place.content
+        self.nbytes = place.nbytes
         self.label = label
         self.used = [0, 0]
         self._sentinels = sentinels
@@ -81,11 +99,7 @@ class Buffer:
         if self.touched and self.armed:
             self._sentinels.check(self, "deallocate")
         self.armed = False  # from here on the place is another's
-        content = self.bytes
-        if self.nbytes & 1:
-            content[-1] = POISON & 0xFF
-            content = content[:-1]
-        content.view(np.uint16).fill(POISON)
+        self.place.poison()
         self.generation += 1
         self.decoded = None
 

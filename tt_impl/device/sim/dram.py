@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from tt_impl.device.protocol import Bytes, MemoryView
-from tt_impl.device.sim.buffer import POISON, SENTINEL_BYTES, Buffer, FaultMaker, Sentinels
+from tt_impl.device.sim.buffer import POISON, SENTINEL_BYTES, Buffer, FaultMaker, Place, Sentinels
 from tt_impl.device.sim.free_list import FreeList
 from tt_impl.device.sim.geometry import ALIGNMENT, DramGeometry
 from tt_impl.device.sim.host_memory import FreshRanges, reserve
 
+_MOST_PLACES = 1 << 14  # remembered; a decode takes a few hundred
 _ROOM = 64  # host bytes beside each ALIGNMENT addresses of all banks: for sentinels, outside every budget
 
 
@@ -35,7 +36,7 @@ class Dram:
         self._memory: Bytes = np.frombuffer(memory, np.uint8)
         self.addresses = FreeList(geometry.usable_bank_bytes, latest=latest)
         self._fault = fault
-        self._claimed: set[tuple[int, int]] = set()  # of `_fresh`, since the same places are taken again and again
+        self._places: dict[tuple[int, int], Place] = {}  # since the same ones are taken again and again
         self._shares: dict[tuple[int, int], int] = {}
         self._count = 0
         self._fresh = FreshRanges(len(memory))
@@ -61,15 +62,19 @@ class Dram:
                 f"{view.largest_free_bytes}; lower the slot or memo capacity, or give the device more DRAM",
             )
         start = address // ALIGNMENT * self._stride + _ROOM // 2
-        if (start, nbytes) not in self._claimed:
-            self._claimed.add((start, nbytes))
-            for low, high in self._fresh.claim(start - SENTINEL_BYTES, start + nbytes + SENTINEL_BYTES + nbytes % 2):
-                self._memory[low:high].view(np.uint16).fill(POISON)
+        place = self._places.get((start, nbytes)) or self._new_place(start, nbytes)
         self._count += 1
-        content = self._memory[start : start + nbytes]
-        buffer = Buffer(self._count, address, share, start, content, label, self.sentinels)
-        self.live[self._count] = buffer
+        buffer = self.live[self._count] = Buffer(self._count, address, share, place, label, self.sentinels)
         return buffer
+
+    def _new_place(self, start: int, nbytes: int) -> Place:
+        """A place that was not taken before, or long ago; what of it nobody has had yet is poisoned."""
+        for low, high in self._fresh.claim(start - SENTINEL_BYTES, start + nbytes + SENTINEL_BYTES + nbytes % 2):
+            self._memory[low:high].view(np.uint16).fill(POISON)
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        place = self._places[start, nbytes] = Place(self._memory, start, nbytes)
+        return place
 
     def free(self, buffer: Buffer, op: str, event: int) -> None:
         """The host gives `buffer` up at event number `event`; its addresses are not free yet.

@@ -70,6 +70,11 @@ def pack_into(out: Bytes, array: HostArray, layout: Layout, dtype: DType | None 
         out.fill(0)
         _first_row(out, array.dtype)[...] = array.reshape(-1, 2, FACE_SIDE)
         return
+    if rows <= FACE_SIDE and columns % TILE_SIDE == 0:
+        out.fill(0)
+        faces = out.view(array.dtype).reshape(-1, columns // TILE_SIDE, 2, 2, FACE_SIDE, FACE_SIDE)[:, :, 0, :, :rows]
+        faces[...] = array.reshape(-1, rows, columns // TILE_SIDE, 2, FACE_SIDE).transpose(0, 2, 3, 1, 4)
+        return
     tiles = face_rows(out, array.shape, array.itemsize)
     if rows % TILE_SIDE or columns % TILE_SIDE:
         padded = np.zeros(padded_shape(array.shape, layout), array.dtype)

@@ -143,9 +143,7 @@ class SimMachine(Logged):
         self._enter(op)
         source = self._live(tensor, op, self._checked(cq_id))
         buffer, injector = source.buffer, self._injector
-        if destination is None:
-            destination = np.empty(buffer.nbytes, np.uint8)
-        elif destination.shape != (buffer.nbytes,) or destination.dtype != np.uint8:
+        if destination is not None and (destination.shape != (buffer.nbytes,) or destination.dtype != np.uint8):
             raise DeviceFault("bad-operand", f"reading {source.label} takes a uint8 vector of {buffer.nbytes} bytes")
         self._log.note_read(buffer.nbytes, blocking=blocking)
         handle = SimReadHandle(

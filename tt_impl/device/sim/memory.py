@@ -28,8 +28,14 @@ class SimMemory(SimMachine):
     def _operate(self, op: str, operands: Iterable[Tensor], shape: tuple[int, ...] = (), written: int = 0) -> None:
         """Log `op` and check that its operands, in the protocol's order, live: all that one without an output needs."""
         taken, moved = [], written
+        queues = self._queue
+        captured, position = queues.capture is not None, queues.tails[0] + 1
         for operand in operands:
-            live = self._live(operand, op)
+            if captured or not isinstance(operand, SimTensor) or not operand.buffer.is_allocated:
+                live = self._live(operand, op)
+            else:  # all that `_live` does then
+                live = operand
+                live.buffer.used[0] = position
             if live.dtype is DType.FP8_E4M3:
                 raise DeviceFault("bad-operand", f"{op} of {live.label}: no op takes fp8_e4m3")
             taken.append(live)
@@ -40,14 +46,14 @@ class SimMemory(SimMachine):
 
     def _load(self, tensor: Tensor) -> Float32:
         """A float tensor's values now, read-only; called when a command runs."""
-        owned = self._owned(tensor)
-        buffer = owned.buffer
-        if buffer.decoded is None:
-            array = unpack(buffer.bytes, owned.shape, owned.dtype, owned.layout)
+        owned = tensor if isinstance(tensor, SimTensor) else self._owned(tensor)
+        decoded = owned.buffer.decoded
+        if decoded is None:
+            array = unpack(owned.buffer.bytes, owned.shape, owned.dtype, owned.layout)
             decoded = array.astype(np.float32)
-            decoded.setflags(write=False)
-            buffer.decoded = decoded
-        return buffer.decoded
+            decoded.flags.writeable = False
+            owned.buffer.decoded = decoded
+        return decoded
 
     def _store(self, tensor: SimTensor, values: Float32) -> None:
         """Round `values` to the tensor's dtype and write its bytes; called when a command runs."""
@@ -57,14 +63,15 @@ class SimMemory(SimMachine):
         buffer.changed()
         if tensor.dtype is not DType.BFLOAT8_B:
             decoded = array.astype(np.float32)  # exactly what the bytes decode to
-            decoded.setflags(write=False)
+            decoded.flags.writeable = False
             buffer.decoded = decoded
 
     def _new_tensor(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
         """An output of the op whose command is enqueued next."""
         tensor = self._allocate(shape, dtype, layout, label)
-        if self._queue.capture is None:
-            tensor.buffer.used[0] = self._queue.tails[0] + 1
+        queues = self._queue
+        if queues.capture is None:
+            tensor.buffer.used[0] = queues.tails[0] + 1
         else:
             self._tracer.allocated(tensor.buffer)
         return tensor

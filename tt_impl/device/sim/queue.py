@@ -65,7 +65,7 @@ class CommandQueues:
     def __init__(self, schedule: Schedule, count: int, placed: Callable[[DeviceFault], DeviceFault]) -> None:
         self.count = count
         self._schedule = schedule
-        self._turns = schedule.turns
+        self._turns = None if schedule.only_settled else schedule.turns
         self._placed = placed
         self._commands: tuple[deque[Command], deque[Command]] = (deque(), deque())
         self._reads: tuple[deque[tuple[int, SimReadHandle]], ...] = (deque(), deque())
@@ -94,8 +94,7 @@ class CommandQueues:
         first, second = self._commands
         self._commands[cq_id].append(command)
         self.tails[cq_id] += 1
-        turns = self._turns(len(first) + len(second))
-        if turns:
+        if self._turns is not None and (turns := self._turns(len(first) + len(second))):
             self._run(turns)
 
     def refuse_if_closed(self) -> None:
@@ -112,14 +111,16 @@ class CommandQueues:
 
         It is no command of either queue: who waits for the last use by an event waits for this, too.
         """
-        pending = [q for q, position in enumerate(uses) if position > self.ran[q]]
-        if not pending:
-            then()
-        elif len(pending) == 1:
-            self._behind[pending[0]].setdefault(uses[pending[0]], []).append(then)
+        first, second = uses
+        if first <= self.ran[0]:
+            if second <= self.ran[1]:
+                then()
+            else:
+                self._behind[1].setdefault(second, []).append(then)
+        elif second <= self.ran[1]:
+            self._behind[0].setdefault(first, []).append(then)
         else:
-            again = tuple(uses)
-            self._behind[0].setdefault(again[0], []).append(lambda: self.behind(again, then))
+            self._behind[0].setdefault(first, []).append(lambda: self.behind((first, second), then))
 
     def wait(self, event: SimEvent, cq_id: int) -> None:
         self.push(_Wait(event, self.ran), cq_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oracle.errors import DeviceFault
-from tt_impl.device.host_read import HostRead
+from tt_impl.device.host_read import HOST_POISON, HostRead
 from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
 from tt_impl.device.sim.buffer import Buffer, FaultMaker
 from tt_impl.device.sim.fp8 import through_float32
@@ -14,6 +14,7 @@ class SimReadHandle(HostRead):
     """See `protocol.ReadHandle`. Its bytes are in flight from when its command has run until it settles.
 
     Args:
+        destination: where they arrive, poison until then; memory of its own when None.
         enqueued: the event number of the read.
         flushes_fp8: `array` converts fp8 through float32, and loses its subnormals.
 
@@ -28,7 +29,7 @@ class SimReadHandle(HostRead):
         shape: tuple[int, ...],
         dtype: DType,
         layout: Layout,
-        destination: Bytes,
+        destination: Bytes | None,
         enqueued: int,
         fault: FaultMaker,
         *,
@@ -51,7 +52,11 @@ class SimReadHandle(HostRead):
     def settle(self, event: int) -> None:
         """The bytes arrive."""
         assert self._in_flight is not None, "settled before its command ran"
-        if not self.dropped:
+        if self.destination is None:  # the caller gave none, so nobody has seen it yet
+            self.destination = self._in_flight
+            if self.dropped:
+                self.destination.fill(HOST_POISON)
+        elif not self.dropped:
             self.destination[:] = self._in_flight
         self._in_flight = None
         self._event = event

@@ -28,10 +28,12 @@ class Schedule(Protocol):
     Attributes:
         name: gives this schedule again, from its beginning.
         latest_address: an allocation gets what was freed last.
+        only_settled: no command runs by itself; `turns` need not be asked.
     """
 
     name: str
     latest_address: bool
+    only_settled: bool
 
     def turns(self, pending: int) -> int:
         """How many commands run by themselves now, of `pending` in all queues."""
@@ -47,6 +49,7 @@ class EagerSchedule:
 
     name = "eager"
     latest_address = False
+    only_settled = False
 
     def turns(self, pending: int) -> int:
         return pending
@@ -60,6 +63,7 @@ class LazySchedule:
 
     name = "lazy"
     latest_address = False
+    only_settled = True
 
     def turns(self, pending: int) -> int:
         return 0
@@ -74,6 +78,7 @@ class ReuseSchedule:
 
     name = "reuse"
     latest_address = True
+    only_settled = True
 
     def turns(self, pending: int) -> int:
         return 0
@@ -86,6 +91,7 @@ class RandomSchedule:
     """After every other command on average, a random share of what is pending runs, from queues taken at random."""
 
     latest_address = False
+    only_settled = False
 
     def __init__(self, seed: int) -> None:
         self.name = f"random:{seed}"

@@ -9,18 +9,11 @@ from tt_impl.device.sim.buffer import Buffer
 class SimTensor:
     """A buffer and how to read it. See `protocol.Tensor`."""
 
-    __slots__ = ("buffer", "dtype", "layout", "shape")
+    __slots__ = ("buffer", "dtype", "identity", "label", "layout", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, layout: Layout, buffer: Buffer) -> None:
         self.shape, self.dtype, self.layout, self.buffer = shape, dtype, layout, buffer
-
-    @property
-    def label(self) -> str:
-        return self.buffer.label
-
-    @property
-    def identity(self) -> int:
-        return self.buffer.identity
+        self.label, self.identity = buffer.label, buffer.identity
 
     @property
     def generation(self) -> int:

@@ -26,11 +26,11 @@ class TtnnReadHandle(HostRead):
 
     def settle(self, data: Bytes, event: int) -> None:
         """The bytes have arrived: into the destination with them."""
-        if data.shape != self.destination.shape:
-            raise DeviceFault(
-                "short-read", f"the read of {self.label} brought {data.size} bytes, expected {self.destination.size}"
-            )
-        self.destination[:] = data
+        destination = self.destination
+        assert destination is not None  # given at the start
+        if data.shape != destination.shape:
+            raise DeviceFault("short-read", f"the read of {self.label} brought {data.size} bytes, expected {destination.size}")
+        destination[:] = data
         self._event = event
 
     def array(self) -> HostArray:

@@ -238,3 +238,17 @@ def test_memory_is_fresh_once(claims: list[tuple[int, int]]) -> None:
         fresh = [at for low, high in ranges.claim(start, end) for at in range(low, high)]
         assert fresh == [at for at in range(start, end) if at not in seen]
         seen.update(fresh)
+
+
+def test_a_place_that_was_forgotten_is_not_taken_for_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_impl.device.sim.dram._MOST_PLACES", 1)
+    device = SimDevice()
+    first = device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "first")
+    device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "second")  # the first's place is forgotten
+    device.copy_host_to_device_tensor(np.arange(64, dtype=np.uint8), first)
+    read = device.copy_device_to_host_tensor(first, blocking=False)
+    device.deallocate(first)
+    third = device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "third")  # there; poison would be early
+    device.synchronize_device()
+    assert read.array().tolist() == list(range(64))
+    assert device.copy_device_to_host_tensor(third, blocking=True).array().tolist() == [0xFF, 0x7F] * 32
