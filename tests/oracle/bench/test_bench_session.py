@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from oracle.bench import session
 from oracle.bench.document import BenchDocument
 from oracle.bench.session import BenchOptions, run_bench
 from oracle.errors import DeviceFault, SubjectError
+from oracle.subjects.protocol import StepEvidence
 
 Bench = Callable[..., BenchDocument]
 SAME = {"plain": "a", "lean": "a", "wide": "b"}
@@ -88,16 +89,21 @@ def test_counts_and_modelled_time_are_of_each_stage_alone(bench: Bench) -> None:
 
 
 def test_wall_time_is_the_median_of_the_runs_with_its_spread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    milliseconds = iter([1] * 10 + [3] * 4 + [1] * 10 + [9] * 4 + [1] * 10 + [4] * 4)  # of each step timed, run by run
-    clock = {"now": 0, "begun": False}
+    factory, now = FakeFactory(), [0]
+    honest_step, honest_stats = FakeSubject.step, FakeSubject.stats
 
-    def perf_counter_ns() -> int:
-        clock["begun"] = not clock["begun"]
-        clock["now"] += 5_000_000 if clock["begun"] else next(milliseconds) * 1_000_000  # what is between steps is nobody's
-        return clock["now"]
+    def step(subject: FakeSubject, token: int) -> StepEvidence:
+        now[0] += (1 if subject.position < 9 else (3, 9, 4)[factory.opened - 1]) * 1_000_000
+        return honest_step(subject, token)
 
-    monkeypatch.setattr("oracle.bench.measure.time.perf_counter_ns", perf_counter_ns)
-    wall = bench(FakeFactory(), runs=3).arms[0].wall_ms["decode"]
+    def stats(subject: FakeSubject) -> Mapping[str, int]:
+        now[0] += 50_000_000  # is nobody's, as all that is not a step
+        return honest_stats(subject)
+
+    monkeypatch.setattr(FakeSubject, "step", step)
+    monkeypatch.setattr(FakeSubject, "stats", stats)
+    monkeypatch.setattr("oracle.bench.measure.time.perf_counter_ns", lambda: now[0])
+    wall = bench(factory, runs=3).arms[0].wall_ms["decode"]
     assert wall.runs == (12, 36, 16)
     assert (wall.median, wall.least, wall.greatest, wall.spread) == (16, 12, 36, 1.5)
     assert (wall.per_step, wall.tokens_per_second) == (4, 250)
