@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -132,15 +133,13 @@ def _run(
 def _compared(runs: int, arithmetic: Sequence[str | None]) -> tuple[str, ...]:
     """What was held against what, and what was not."""
     again = f"chain, logits, counts and modelled time of {runs} runs of each arm" if runs > 1 else "no runs: there is only one"
-    if len(arithmetic) < 2:
+    if len(arithmetic) == 1:
         return (again,)
-    known = [name for name in arithmetic if name is not None]
-    equal = len(known) - len(set(known))
-    others = len(arithmetic) - 1 - equal
-    said = [f"chain and logits of {equal + len(set(known))} arms of equal arithmetic"] if equal else []
-    if others:
-        said.append("not arms of different arithmetic" if known else "no arms: the subject does not say which compute the same")
-    return (again, *said)
+    if None in arithmetic:
+        return (again, "no arms: the subject does not say which compute the same")
+    groups = Counter(arithmetic)
+    said = [f"chain and logits of {count} arms of arithmetic {name}" for name, count in groups.items() if count > 1]
+    return (again, *said, *(["not arms of different arithmetic"] if len(groups) > 1 else []))
 
 
 def _result(arm: str, arithmetic: str | None, runs: Sequence[BenchRun]) -> ArmResult:

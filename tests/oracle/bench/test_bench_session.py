@@ -143,6 +143,7 @@ def test_arms_of_one_arithmetic_that_compute_differently_are_red(bench: Bench, c
     (found,) = document.differences
     assert (document.verdict, found.kind, found.where) == ("fail", "arms", "arm lean against plain, both a")
     assert found.what.startswith(what)
+    assert document.compared[1:] == ("chain and logits of 2 arms of arithmetic a", "not arms of different arithmetic")
 
 
 def test_arms_of_another_arithmetic_may_differ_and_costs_may_always(bench: Bench) -> None:
@@ -153,7 +154,7 @@ def test_arms_of_another_arithmetic_may_differ_and_costs_may_always(bench: Bench
     factory = KnowingFactory(twisted(fills=7, drain_ns=1), nth=2, bases=SAME)
     document = bench(factory, arms=("plain", "lean"), runs=1)
     assert document.verdict == "pass"
-    assert document.compared[1] == "chain and logits of 2 arms of equal arithmetic"
+    assert document.compared[1] == "chain and logits of 2 arms of arithmetic a"
 
 
 def test_arms_of_a_subject_that_does_not_say_are_not_compared_and_that_is_said(bench: Bench) -> None:
