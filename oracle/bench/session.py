@@ -79,7 +79,7 @@ def run_bench(options: BenchOptions, advance: Advance) -> BenchDocument:
     first = runs[0][0]
     return BenchDocument(
         verdict="fail" if differences else "pass",
-        compared=_compared(options.runs, same),
+        compared=_compared(first, options.runs, same),
         differences=tuple(differences),
         subject=options.subject,
         device=first.identity.device,
@@ -94,7 +94,7 @@ def run_bench(options: BenchOptions, advance: Advance) -> BenchDocument:
         chain_serialization=IDS_SERIALIZATION,
         machine=Machine(**asdict(machine)),
         environment=environment_record(),
-        wall_time_is="the simulation's, not the device's" if first.model else "the subject's on its device, as named",
+        wall_time_is="the simulation's, not the device's" if first.model else "the subject's own, on the device or host named",
         model=None if first.model is None else Model(**asdict(first.model)),
         arms=tuple(_result(arm, what, its) for arm, what, its in zip(arms, same, runs, strict=True)),
     )
@@ -130,9 +130,11 @@ def _run(
         subject.close()
 
 
-def _compared(runs: int, arithmetic: Sequence[str | None]) -> tuple[str, ...]:
+def _compared(first: BenchRun, runs: int, arithmetic: Sequence[str | None]) -> tuple[str, ...]:
     """What was held against what, and what was not."""
-    again = f"chain, logits, counts and modelled time of {runs} runs of each arm" if runs > 1 else "no runs: there is only one"
+    shown = ["chain", "logits", *["counts"] * bool(first.decode.counts), *["modelled time"] * (first.model is not None)]
+    what = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    again = f"{what} of {runs} runs of each arm" if runs > 1 else "no runs: there is only one"
     if len(arithmetic) == 1:
         return (again,)
     if None in arithmetic:

@@ -136,6 +136,13 @@ def test_runs_that_agree_pass_and_say_what_was_compared(bench: Bench) -> None:
     assert bench(FakeFactory(), runs=1).compared == ("no runs: there is only one",)
 
 
+def test_what_a_subject_does_not_show_is_not_said_to_be_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSubject, "time_model", lambda _: None)
+    assert bench(FakeFactory()).compared == ("chain, logits and counts of 2 runs of each arm",)
+    monkeypatch.setattr(FakeSubject, "stats", lambda _: {})
+    assert bench(FakeFactory()).compared == ("chain and logits of 2 runs of each arm",)
+
+
 @pytest.mark.parametrize(("changes", "what"), [({"skew": 1}, "id 0 of 5 is "), ({"whisper": 1e-6}, "logits sha256:")])
 def test_arms_of_one_arithmetic_that_compute_differently_are_red(bench: Bench, changes: dict[str, Any], what: str) -> None:
     factory = KnowingFactory(twisted(**changes), nth=3, bases=SAME)
@@ -174,7 +181,7 @@ def test_without_a_model_there_is_no_modelled_time_and_wall_time_is_the_subjects
     factory = FakeFactory(twisted(modelled=False), nth=1)
     document = bench(factory, runs=1)
     assert (document.model, document.arms[0].modelled_ms) == (None, None)
-    assert document.wall_time_is == "the subject's on its device, as named"
+    assert document.wall_time_is == "the subject's own, on the device or host named"
     assert "model False" in factory.log
     assert bench(FakeFactory()).wall_time_is == "the simulation's, not the device's"
 
