@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def run_bench(options: BenchOptions, advance: Advance) -> BenchDocument:
     first = runs[0][0]
     return BenchDocument(
         verdict="fail" if differences else "pass",
-        compared=_compared(options.runs, same),
+        compared=_compared(first, options.runs, same),
         differences=tuple(differences),
         subject=options.subject,
         device=first.identity.device,
@@ -93,7 +94,7 @@ def run_bench(options: BenchOptions, advance: Advance) -> BenchDocument:
         chain_serialization=IDS_SERIALIZATION,
         machine=Machine(**asdict(machine)),
         environment=environment_record(),
-        wall_time_is="the simulation's, not the device's" if first.model else "the subject's on its device, as named",
+        wall_time_is="the simulation's, not the device's" if first.model else "the subject's own, on the device or host named",
         model=None if first.model is None else Model(**asdict(first.model)),
         arms=tuple(_result(arm, what, its) for arm, what, its in zip(arms, same, runs, strict=True)),
     )
@@ -129,18 +130,18 @@ def _run(
         subject.close()
 
 
-def _compared(runs: int, arithmetic: Sequence[str | None]) -> tuple[str, ...]:
+def _compared(first: BenchRun, runs: int, arithmetic: Sequence[str | None]) -> tuple[str, ...]:
     """What was held against what, and what was not."""
-    again = f"chain, logits, counts and modelled time of {runs} runs of each arm" if runs > 1 else "no runs: there is only one"
-    if len(arithmetic) < 2:
+    shown = ["chain", "logits", *["counts"] * bool(first.decode.counts), *["modelled time"] * (first.model is not None)]
+    what = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    again = f"{what} of {runs} runs of each arm" if runs > 1 else "no runs: there is only one"
+    if len(arithmetic) == 1:
         return (again,)
-    known = [name for name in arithmetic if name is not None]
-    equal = len(known) - len(set(known))
-    others = len(arithmetic) - 1 - equal
-    said = [f"chain and logits of {equal + len(set(known))} arms of equal arithmetic"] if equal else []
-    if others:
-        said.append("not arms of different arithmetic" if known else "no arms: the subject does not say which compute the same")
-    return (again, *said)
+    if None in arithmetic:
+        return (again, "no arms: the subject does not say which compute the same")
+    groups = Counter(arithmetic)
+    said = [f"chain and logits of {count} arms of arithmetic {name}" for name, count in groups.items() if count > 1]
+    return (again, *said, *(["not arms of different arithmetic"] if len(groups) > 1 else []))
 
 
 def _result(arm: str, arithmetic: str | None, runs: Sequence[BenchRun]) -> ArmResult:

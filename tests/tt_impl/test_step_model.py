@@ -162,9 +162,11 @@ def test_it_begins_from_nothing_and_counts_nothing_between_steps(open_decoder: O
     decoder, model = open_decoder(device=device, **CHURNING), StepModel(device)
     assert model.modelled_ns() == {}
     first = walked(decoder, model)
-    decoder.reset()
-    device.synchronize_device()
+    decoder.step(TOKENS[0])  # that nobody models
+    with model.step():
+        pass
     assert model.modelled_ns() == first
+    decoder.reset()
     assert walked(decoder, model) == first
     model.turn(False)
     assert model.modelled_ns() == {}

@@ -18,9 +18,12 @@ import pytest
 from fake_subjects import FakeFactory, FakeSubject
 from typer.testing import CliRunner
 
+from goldens import mini_checkpoint
 from oracle.bench import session
 from oracle.bench.document import BenchDocument
+from oracle.bench.session import BenchOptions
 from oracle.cli import app
+from oracle.errors import UsageError
 from oracle.serialization import canonical_json
 
 Call = Callable[..., tuple[int, str, str]]
@@ -67,7 +70,8 @@ def test_two_arms_take_turns_and_the_slower_one_waits_more(two_arms: tuple[dict[
             quick["parts"][part] for part in ("router", "fills", "compute")
         ]
     assert slow["counts"]["prefill"]["total"]["rereads"] > 0
-    assert "compared: chain, logits, counts and modelled time of 2 runs of each arm; chain and logits of 2 arms" in out
+    assert "compared: chain, logits, counts and modelled time of 2 runs of each arm; " in out
+    assert "; chain and logits of 2 arms of arithmetic bf16\n" in out
     assert out.endswith("PASS\n")
 
 
@@ -118,12 +122,17 @@ def test_without_a_checkpoint_it_is_the_mini_by_its_golden(call: Call, tmp_path:
     assert [arm["arm"] for arm in document["arms"]] == ["bf16"]
 
 
-@pytest.mark.slow
-def test_without_any_option_it_measures_the_mini(call: Call) -> None:
-    code, out, _ = call("bench")
-    assert code == 0, out
-    assert "prompt: 128 ids, prompt 'story-en-1' and its chain" in out
-    assert "then 64 decode steps\n3 runs of each arm" in out
+def test_without_any_option_it_is_three_runs_of_128_ids_and_64_steps(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[BenchOptions] = []
+
+    def instead(options: BenchOptions, _: object) -> BenchDocument:
+        asked.append(options)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("oracle.commands.bench.run_bench", instead)
+    assert call("bench")[0] == 2
+    mini = mini_checkpoint()
+    assert asked == [BenchOptions(mini, mini / "golden", "tt", None, (), prompt_ids=128, steps=64, runs=3)]
 
 
 def test_a_difference_between_runs_ends_with_1_and_is_written(

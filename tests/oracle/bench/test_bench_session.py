@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from oracle.bench import session
 from oracle.bench.document import BenchDocument
 from oracle.bench.session import BenchOptions, run_bench
 from oracle.errors import DeviceFault, SubjectError
+from oracle.subjects.protocol import StepEvidence
 
 Bench = Callable[..., BenchDocument]
 SAME = {"plain": "a", "lean": "a", "wide": "b"}
@@ -88,16 +89,21 @@ def test_counts_and_modelled_time_are_of_each_stage_alone(bench: Bench) -> None:
 
 
 def test_wall_time_is_the_median_of_the_runs_with_its_spread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    milliseconds = iter([1] * 10 + [3] * 4 + [1] * 10 + [9] * 4 + [1] * 10 + [4] * 4)  # of each step timed, run by run
-    clock = {"now": 0, "begun": False}
+    factory, now = FakeFactory(), [0]
+    honest_step, honest_stats = FakeSubject.step, FakeSubject.stats
 
-    def perf_counter_ns() -> int:
-        clock["begun"] = not clock["begun"]
-        clock["now"] += 5_000_000 if clock["begun"] else next(milliseconds) * 1_000_000  # what is between steps is nobody's
-        return clock["now"]
+    def step(subject: FakeSubject, token: int) -> StepEvidence:
+        now[0] += (1 if subject.position < 9 else (3, 9, 4)[factory.opened - 1]) * 1_000_000
+        return honest_step(subject, token)
 
-    monkeypatch.setattr("oracle.bench.measure.time.perf_counter_ns", perf_counter_ns)
-    wall = bench(FakeFactory(), runs=3).arms[0].wall_ms["decode"]
+    def stats(subject: FakeSubject) -> Mapping[str, int]:
+        now[0] += 50_000_000  # is nobody's, as all that is not a step
+        return honest_stats(subject)
+
+    monkeypatch.setattr(FakeSubject, "step", step)
+    monkeypatch.setattr(FakeSubject, "stats", stats)
+    monkeypatch.setattr("oracle.bench.measure.time.perf_counter_ns", lambda: now[0])
+    wall = bench(factory, runs=3).arms[0].wall_ms["decode"]
     assert wall.runs == (12, 36, 16)
     assert (wall.median, wall.least, wall.greatest, wall.spread) == (16, 12, 36, 1.5)
     assert (wall.per_step, wall.tokens_per_second) == (4, 250)
@@ -130,6 +136,13 @@ def test_runs_that_agree_pass_and_say_what_was_compared(bench: Bench) -> None:
     assert bench(FakeFactory(), runs=1).compared == ("no runs: there is only one",)
 
 
+def test_what_a_subject_does_not_show_is_not_said_to_be_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSubject, "time_model", lambda _: None)
+    assert bench(FakeFactory()).compared == ("chain, logits and counts of 2 runs of each arm",)
+    monkeypatch.setattr(FakeSubject, "stats", lambda _: {})
+    assert bench(FakeFactory()).compared == ("chain and logits of 2 runs of each arm",)
+
+
 @pytest.mark.parametrize(("changes", "what"), [({"skew": 1}, "id 0 of 5 is "), ({"whisper": 1e-6}, "logits sha256:")])
 def test_arms_of_one_arithmetic_that_compute_differently_are_red(bench: Bench, changes: dict[str, Any], what: str) -> None:
     factory = KnowingFactory(twisted(**changes), nth=3, bases=SAME)
@@ -137,6 +150,7 @@ def test_arms_of_one_arithmetic_that_compute_differently_are_red(bench: Bench, c
     (found,) = document.differences
     assert (document.verdict, found.kind, found.where) == ("fail", "arms", "arm lean against plain, both a")
     assert found.what.startswith(what)
+    assert document.compared[1:] == ("chain and logits of 2 arms of arithmetic a", "not arms of different arithmetic")
 
 
 def test_arms_of_another_arithmetic_may_differ_and_costs_may_always(bench: Bench) -> None:
@@ -147,7 +161,7 @@ def test_arms_of_another_arithmetic_may_differ_and_costs_may_always(bench: Bench
     factory = KnowingFactory(twisted(fills=7, drain_ns=1), nth=2, bases=SAME)
     document = bench(factory, arms=("plain", "lean"), runs=1)
     assert document.verdict == "pass"
-    assert document.compared[1] == "chain and logits of 2 arms of equal arithmetic"
+    assert document.compared[1] == "chain and logits of 2 arms of arithmetic a"
 
 
 def test_arms_of_a_subject_that_does_not_say_are_not_compared_and_that_is_said(bench: Bench) -> None:
@@ -167,7 +181,7 @@ def test_without_a_model_there_is_no_modelled_time_and_wall_time_is_the_subjects
     factory = FakeFactory(twisted(modelled=False), nth=1)
     document = bench(factory, runs=1)
     assert (document.model, document.arms[0].modelled_ms) == (None, None)
-    assert document.wall_time_is == "the subject's on its device, as named"
+    assert document.wall_time_is == "the subject's own, on the device or host named"
     assert "model False" in factory.log
     assert bench(FakeFactory()).wall_time_is == "the simulation's, not the device's"
 
