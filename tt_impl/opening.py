@@ -9,12 +9,11 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
 from tt_impl.arms import ARMS, BASES, Arm, parse_arm
 from tt_impl.device.protocol import Device, DType
-from tt_impl.device.sim import schedule_named
-from tt_impl.device.sim.schedule import LazySchedule
 from tt_impl.expert_layout import CheckpointExperts
 from tt_impl.planted_device import planted
 from tt_impl.plants import PLANTS, Parts
 from tt_impl.settings import BLOCKS, DecoderSettings
+from tt_impl.simulated import open_simulated
 from tt_impl.variants import variant_named
 
 DEVICES = ("sim", "ttnn")
@@ -60,14 +59,16 @@ def open_parts(request: SubjectRequest) -> Opened:
 
     Raises:
         SubjectError: an arm, device, plant or variant that the subject has not; no card for device ttnn, or not ttnn itself.
-        UsageError: a schedule that the simulated device has not.
+        UsageError: a schedule that the simulated device has not, or a file that holds no fault plan.
         CheckpointError: the checkpoint is bad.
     """
     arm = next(iter(ARMS.values())) if request.arm is None else parse_arm(request.arm)
     asked = request.device or DEVICES[0]
-    kind, _, schedule = asked.partition(":")
-    if kind not in DEVICES or (schedule and kind != "sim"):
-        raise SubjectError(f"subject tt has no device {asked!r}; its devices are {', '.join(DEVICES)}, and sim:SCHEDULE")
+    kind, _, named = asked.partition(":")
+    if kind not in DEVICES or (named and kind != "sim"):
+        raise SubjectError(
+            f"subject tt has no device {asked!r}; its devices are {', '.join(DEVICES)}, sim:SCHEDULE and sim:SCHEDULE@FILE"
+        )
     checkpoint = Checkpoint.open(request.checkpoint)
     parts = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
     if request.plant is not None:
@@ -75,7 +76,11 @@ def open_parts(request: SubjectRequest) -> Opened:
             raise SubjectError(f"subject tt has no plant {request.plant!r}; its plants are {', '.join(PLANTS)}")
         parts = PLANTS[request.plant].apply(parts)
     variant = variant_named(request.variant)
-    device, described = _simulated(parts, variant.schedule or schedule) if kind == "sim" else _real(arm, parts, request.plant)
+    device: Device
+    if kind == "sim":
+        device, described, replay = open_simulated(parts, named, variant.schedule)
+    else:
+        device, described, replay = *_real(arm, parts, request.plant), ""
     identity = SubjectIdentity(
         name="tt",
         numeric_class=arm.numeric_class,
@@ -83,15 +88,7 @@ def open_parts(request: SubjectRequest) -> Opened:
         required_gates=REQUIRED_GATES,
         device={"kind": asked, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
     )
-    replay = f"; `gate --device sim:{described['schedule']}` replays it" if kind == "sim" else ""
     return Opened(identity, device, parts, variant.settings(arm.settings(parts.config), parts.config), replay)
-
-
-def _simulated(parts: Parts, schedule: str) -> tuple[Device, dict[str, str]]:
-    """`sim` is lazy, `sim:SCHEDULE` any."""
-    chosen = schedule_named(schedule or LazySchedule.name)
-    device = parts.open_device(schedule=chosen)
-    return device, {"schedule": chosen.name, "quirks": device.quirks.names}
 
 
 def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.census_plants import IN_USE, RepeatsAnExpert
@@ -16,12 +17,10 @@ from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import (
     QUIRK_PROFILES,
     Fault,
-    FaultPlan,
     Flip,
     OnDrain,
     OnWrite,
     Quirks,
-    Schedule,
     SimDevice,
 )
 from tt_impl.expert_layout import ExpertSource
@@ -34,12 +33,13 @@ from tt_impl.staging import WeightSource
 
 @dataclass(frozen=True)
 class Parts:
-    """What a simulated decoder is assembled from. `open_device` takes `schedule=`."""
+    """What a simulated decoder is assembled from. `open_device` takes `schedule=` and `faults=`, a plan with `faults` in it."""
 
     config: Kolibri1Config
     weights: WeightSource
     experts: ExpertSource
     open_device: Callable[..., SimDevice] = SimDevice
+    faults: tuple[Fault, ...] = ()
     pool_type: type[ExpertPool] = ExpertPool
 
     @property
@@ -58,7 +58,7 @@ class Plant:
 
 def _with_flip(parts: Parts, bits: PlantedBits, when: OnWrite | OnDrain) -> Parts:
     fault = Fault(bits.label(parts.planted_layer), when, Flip(bits.offset, bits.mask))
-    return replace(parts, open_device=partial(SimDevice, faults=FaultPlan((fault,))))
+    return replace(parts, faults=(*parts.faults, fault))
 
 
 def flip_slot_byte(parts: Parts) -> Parts:
@@ -92,8 +92,8 @@ def stage_wrong_expert(parts: Parts) -> Parts:
 class _SkipsOneSynchronize(SimDevice):
     """Leaves out its `which`-th synchronization, counted from 1."""
 
-    def __init__(self, which: int, *, schedule: Schedule) -> None:
-        super().__init__(schedule=schedule)
+    def __init__(self, which: int, **options: Any) -> None:
+        super().__init__(**options)
         self._left = which
 
     def synchronize_device(self, *, cq_id: int | None = None) -> None:

@@ -64,9 +64,12 @@ def test_the_device_may_name_its_schedule(tiny_folder: Path, tokens: list[int]) 
 @pytest.mark.parametrize(("device", "schedule"), [(None, "lazy"), ("sim:random:5", "random:5")])
 def test_a_fault_says_what_replays_it(tiny_folder: Path, tokens: list[int], device: str | None, schedule: str) -> None:
     subject = FACTORY.open(SubjectRequest(tiny_folder, device=device, plant="slot-byte"))
-    with pytest.raises(DeviceFault, match=f"; `gate --device sim:{schedule}` replays it$") as caught:
+    with pytest.raises(DeviceFault, match=f"; `gate --device sim:{schedule}@FILE` with (.*) in FILE replays it$") as caught:
         [subject.step(token) for token in tokens]
     assert caught.value.kind == "slot-verification"
+    subject = FACTORY.open(SubjectRequest(tiny_folder, device=device, plant="missing-drain"))
+    with pytest.raises(DeviceFault, match=f"; `gate --device sim:{schedule}` replays it$"):
+        [subject.step(token) for token in tokens]
 
 
 def test_a_step_counts_positions_and_shapes_its_evidence(tiny_folder: Path, tokens: list[int]) -> None:

@@ -5,6 +5,7 @@ To add a kind of fault: a frozen dataclass with a `kind` here, entered in `When`
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -121,12 +122,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The faults of one run. Empty in every run that is judged."""
+    """The faults of one run. A device opened with one says so in its identity, whole."""
 
     faults: tuple[Fault, ...] = field(default=())
 
     def to_json(self) -> str:
-        return _PLAN.dump_json(self).decode("utf-8")
+        """Canonical: one plan has one text, whatever wrote it."""
+        return json.dumps(_PLAN.dump_python(self, mode="json"), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:

@@ -38,7 +38,7 @@ class SimMachine(Logged):
         dram: its banks.
         dram_bytes: one bank of so many bytes in place of `dram`.
         schedule: when enqueued commands run; `LazySchedule` when None.
-        faults: what goes wrong by itself; nothing when None.
+        faults: what goes wrong by itself; nothing when None. Kept as an attribute.
         command_queues: 1 or 2.
         flushes_fp8_subnormals: a quirk: an fp8 read-back's `array` is converted on the way; its `bytes` are not.
         cost: of `modelled_time`.
@@ -65,9 +65,10 @@ class SimMachine(Logged):
         self._tracer = Tracer(self._dram, self._queue, self._log, self._fault, self._reclaim)
         self._flushes_fp8 = flushes_fp8_subnormals
         self._cost = cost or CostModel()
+        self.faults = faults or FaultPlan()
         self._injector: FaultInjector | None = None
-        if faults is not None and faults.faults:
-            self._injector = self._log.injector = FaultInjector(faults, self._dram, self._queue)
+        if self.faults.faults:
+            self._injector = self._log.injector = FaultInjector(self.faults, self._dram, self._queue)
 
     @property
     def schedule(self) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tt_impl.device.sim import schedule_named
+from tt_impl.device.sim import FaultPlan, schedule_named
 
 PAGE = (Path(__file__).parents[4] / "docs" / "device.md").read_text(encoding="utf-8")
 
@@ -16,6 +16,11 @@ def test_the_plan_on_the_page_runs() -> None:
     shown: dict[str, Any] = {}
     exec(example, shown)
     assert shown["device"].faults_struck == (0, 0, 0)
+
+
+def test_the_file_of_faults_on_the_page_is_one() -> None:
+    (example,) = re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)
+    assert FaultPlan.from_json(example).to_json() == example
 
 
 def test_the_schedules_on_the_page_are_those_that_exist() -> None:
