@@ -142,6 +142,13 @@ class Arm:
         return ",".join((self.base, *(f"{lever}={value}" for lever, value in self.levers)))
 
     @property
+    def idle(self) -> frozenset[str]:
+        """Levers off their default that have no effect beside another of this arm's values."""
+        values = dict(self.levers)
+        idled = {c.idles for lever in LEVERS for c in lever.others if values.get(lever.name) == c.value}
+        return frozenset(idled & values.keys())
+
+    @property
     def numeric_class(self) -> NumericClass:
         return BASES[self.base][1]
 

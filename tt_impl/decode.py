@@ -152,7 +152,7 @@ class Decoder:
             logits = self._logits(scratch, hidden)
         self._stats.steps += 1
         self._stats.companion_steps += len(taking) - 1
-        self._stats.memory_after = device.get_memory_view().allocated_bytes
+        self._stats.note_memory(device.get_memory_view().allocated_bytes)
         shown: list[StepEvidence | None] = [None] * len(tokens)
         streams, rows = [tap.array() for tap in residuals], embedding.array()
         for at, (user, token) in enumerate(taking.items()):

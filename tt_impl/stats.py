@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+
+_LEVEL = {"level": True}
+"""Marks what is held at once, or at most: over prompts it does not add up, and the largest is kept."""
 
 
 @dataclass
@@ -42,6 +45,7 @@ class StepStats:
             plans for the settings, whatever has been decoded.
         memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
             difference is `memo_bytes`.
+        memory_leaked: the most by which they were off that after any step; 0.
     """
 
     steps: int = 0
@@ -64,14 +68,24 @@ class StepStats:
     memo_misses: int = 0
     memo_evictions: int = 0
     memo_releases: int = 0
-    memo_bytes: int = 0
-    memo_bytes_peak: int = 0
+    memo_bytes: int = field(default=0, metadata=_LEVEL)
+    memo_bytes_peak: int = field(default=0, metadata=_LEVEL)
     epoch_resets: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
-    kv_bytes: int = 0
-    memory_before: int = 0
-    memory_after: int = 0
+    kv_bytes: int = field(default=0, metadata=_LEVEL)
+    memory_before: int = field(default=0, metadata=_LEVEL)
+    memory_after: int = field(default=0, metadata=_LEVEL)
+    memory_leaked: int = field(default=0, metadata=_LEVEL)
+
+    def note_memory(self, allocated: int) -> None:
+        """How many bytes the device has allocated at the end of a step."""
+        self.memory_after = allocated
+        self.memory_leaked = max(self.memory_leaked, abs(allocated - self.memory_before - self.memo_bytes))
 
     def counts(self) -> Mapping[str, int]:
         return asdict(self)
+
+
+LEVELS = frozenset(f.name for f in fields(StepStats) if f.metadata.get("level"))
+"""Counters that do not add up over prompts."""

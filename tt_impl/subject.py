@@ -23,6 +23,7 @@ from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
 from tt_impl.plants import PLANTS
 from tt_impl.run_ops import OpRunner
+from tt_impl.stats import LEVELS
 from tt_impl.variants import VARIANTS, occupy, variant_named
 
 
@@ -88,6 +89,7 @@ class TtFactory:
     devices: tuple[str, ...] = DEVICES
     exclusive_devices: tuple[str, ...] = EXCLUSIVE_DEVICES
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
+    levels: frozenset[str] = LEVELS
     variants: Mapping[str, Variant] = {name: variant.told for name, variant in VARIANTS.items()}
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> TtSubject:

@@ -1,8 +1,9 @@
 """Gate `counters`: are the subject's step statistics those of the device's own event log, and do they move where they must?
 
-Compared exactly, over the whole session: counters of `stats()` with `device.NAME`, which the device counted itself; with each
-other; and with what the judge knows from the golden, the checkpoint and the experts that the run shows. `RULES` is the list.
-A counter that a rule needs and the run does not state is incomplete. Counters of prompts that ended early are not compared.
+Compared exactly, over the whole session, counters added up and of levels the largest (`oracle.subjects.levels`): counters of
+`stats()` with `device.NAME`, which the device counted itself; with each other; and with what the judge knows from the golden,
+the checkpoint and the experts that the run shows. `RULES` is the list. A counter that a rule needs and the run does not state
+is incomplete. Counters of prompts that ended early are not compared.
 
 Rules are bookkeeping, so there is nothing to calibrate. A swap counter that read the table after its entry was gone stayed at
 0 for weeks: here it must account for every expert that was filled and no longer has a slot. It cannot see a counter of the
@@ -108,6 +109,16 @@ RULES: tuple[Rule, ...] = (
         ("fills", "staged_bytes"),
         lambda c, k: c["staged_bytes"] == c["fills"] * k.expert_bytes,
     ),
+    Rule(
+        "verified_bytes are an expert's or more for every expert used, and no more than those staged",
+        ("verified_bytes", "staged_bytes"),
+        lambda c, k: k.distinct * k.expert_bytes <= c["verified_bytes"] <= c["staged_bytes"],
+    ),
+    Rule(
+        "early and on-demand drains are among the drains",
+        ("drains", "early_drains", "on_demand_drains"),
+        lambda c, _: 0 <= c["early_drains"] + c["on_demand_drains"] <= c["drains"],
+    ),
     Rule("fills are at least the experts used", ("fills",), lambda c, k: c["fills"] >= k.distinct),
     Rule(
         "slot_swaps account for every fill beyond the experts used",
@@ -123,6 +134,12 @@ RULES: tuple[Rule, ...] = (
         "device memory grows by the memos held and nothing else",
         ("memory_before", "memory_after", "memo_bytes"),
         lambda c, _: c["memory_after"] - c["memory_before"] == c["memo_bytes"] > 0,
+    ),
+    Rule("nor did it after any step", ("memory_leaked",), lambda c, _: c["memory_leaked"] == 0),
+    Rule(
+        "memos are never held beyond their peak",
+        ("memo_bytes", "memo_bytes_peak"),
+        lambda c, _: c["memo_bytes"] <= c["memo_bytes_peak"],
     ),
     Rule(
         "slots' content changed, so the epoch was reset",
@@ -178,9 +195,14 @@ class CountersGate:
             "memo_evictions": 1,
             "memo_releases": 1,
             "memo_bytes": 3,
+            "memo_bytes_peak": 3,
             "memory_before": 10,
             "memory_after": 13,
+            "memory_leaked": 0,
             "staged_bytes": fills * known.expert_bytes,
+            "verified_bytes": fills * known.expert_bytes,
+            "early_drains": 0,
+            "on_demand_drains": 0,
             "epoch_resets": 1,
             "rereads": 1,
             "bias_reads": 1,
@@ -219,6 +241,9 @@ class CountersGate:
             "slot hits lost": off("slot_hits", by=-1),
             "memo hits lost": off("memo_hits", by=-1),
             "a staged byte too many": off("staged_bytes"),
+            "an expert never verified": at(verified_bytes=(known.distinct - 1) * known.expert_bytes),
+            "more verified than staged": at(verified_bytes=counts["staged_bytes"] + 1),
+            "more early drains than drains": at(early_drains=counts["drains"] + 1),
             "fewer fills than experts": at(
                 fills=known.distinct - 1,
                 slot_misses=known.distinct - 1,
@@ -229,7 +254,9 @@ class CountersGate:
             "every fill swapped": at(slot_swaps=counts["fills"]),
             "more memos dropped than made": at(memo_releases=counts["memo_misses"]),
             "device memory that grows": off("memory_after"),
+            "device memory that grew in between": at(memory_leaked=32),
             "memos that hold nothing": at(memory_after=counts["memory_before"], memo_bytes=0),
+            "memos held beyond their peak": at(memo_bytes_peak=counts["memo_bytes"] - 1),
             "an epoch never reset": at(epoch_resets=0),
             "drains at 0": at(drains=0, device__synchronizes=0),
             "round trips at 0": at(round_trips=0, device__round_trips=0),

@@ -22,7 +22,7 @@ class SessionFacts:
         faults: by prompt, the device fault that ended it.
         device: kind and identity of what the subject ran on.
         libraries: native libraries that the subject computes with.
-        counters: the subject's own, summed over prompts.
+        counters: the subject's own, over prompts: added up, or, of levels, the largest.
         no_prompt_asked: all prompts were left out on purpose: what was judged needs none.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -23,6 +23,7 @@ from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.mapped_pages import give_back
+from oracle.subjects.levels import StatesLevels, over_prompts
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import NumericClass, SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
@@ -44,6 +45,7 @@ class SessionOptions:
     Attributes:
         replay: a stored run to judge in place of running `subject`.
         only: a glob over gate names, or None for all.
+        prompts: names of the golden's prompts to run, the others left out, and the report partial; None for all.
         workers: processes; None for all cores.
         step_timeout: seconds after which a step that has not ended is a fault of its prompt.
         budget: run prompts by their worth, keep each outcome, and stop when the time is used up; None for all at once.
@@ -59,6 +61,7 @@ class SessionOptions:
     workers: int | None = None
     step_timeout: float = STEP_TIMEOUT
     budget: Budget | None = None
+    prompts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -277,8 +280,9 @@ def _repeat_jobs(job: PromptJob, factory: SubjectFactory, golden: Golden) -> lis
 
 def _asked(options: SessionOptions, golden: Golden) -> Sequence[PromptEvidence]:
     """The prompts to run: none where only gate `ops` is wanted, which needs no model, so that it can come first on a card."""
+    named = [p for p in golden.prompts if options.prompts is None or p.name in options.prompts]
     ops_alone = options.only is not None and set(select(options.only)) <= {"ops", LEDGER}
-    return () if ops_alone and isinstance(subject_factory(options.subject), OpensOps) else golden.prompts
+    return () if ops_alone and isinstance(subject_factory(options.subject), OpensOps) else named
 
 
 def _request(options: SessionOptions) -> SubjectRequest:
@@ -306,7 +310,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         repeats=_repeats_of(outcomes),
-        stats=_summed(o.stats for o in ordered),
+        stats=over_prompts((o.stats for o in ordered), _levels(outcomes)),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
@@ -330,9 +334,7 @@ def _ops_of(outcome: PromptOutcome) -> OpsEvidence:
     return OpsEvidence((OpStatistics("the device", "none", fault=str(outcome.fault)),))
 
 
-def _summed(stats) -> Mapping[str, int]:
-    total: dict[str, int] = {}
-    for each in stats:
-        for name, value in each.items():
-            total[name] = total.get(name, 0) + value
-    return dict(sorted(total.items()))
+def _levels(outcomes: Sequence[PromptOutcome]) -> Collection[str]:
+    """Names of counters that do not add up, as the subject's factory says."""
+    factory = subject_factory(outcomes[0].job.subject)
+    return factory.levels if isinstance(factory, StatesLevels) else ()

@@ -166,7 +166,7 @@ class Run:
         census: the same of the ops of each step; None for a subject that does not record them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         repeats: the beginning of a prompt under other conditions; None for a subject that declares none.
-        stats: the subject's counters, summed over prompts.
+        stats: the subject's counters, added up over prompts; of levels, the largest (`oracle.subjects.levels`).
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
         left_out: names of the prompts that were deliberately not run, as for want of time; the verdict is partial.

@@ -56,6 +56,12 @@ def test_the_perfect_subject_is_green_and_progress_reaches_the_end(jobs: list[Pr
     assert {r.name for r in report.gates if r.verdict == "pass"} == set(HOST_GATES)
 
 
+def test_named_prompts_are_run_alone_and_the_report_says_that_it_is_partial(jobs: list[PromptJob]) -> None:
+    report = run_session(replace(OPTIONS, prompts=("digits", "copying")))
+    assert {job.prompt for job in jobs} == {"digits", "copying"}
+    assert (report.verdict, report.partial, len(report.run.left_out)) == ("pass", True, 15)
+
+
 @pytest.mark.parametrize("only", ["flips", "fl*", FLIPS_ID])
 def test_only_narrows_the_gates_and_says_so(only: str) -> None:
     report = run_session(replace(OPTIONS, only=only))
