@@ -7,6 +7,10 @@ is red by design and must be. What an arm shows must be its base's bit for bit: 
 golden's ids, the top 64, the sum of all), residual streams, experts, weights and router logits. And each lever must have
 moved a counter, or be said to idle beside the other and move none. Exit code 1 if anything is otherwise.
 
+With `--keep FILE` each arm's outcome is kept there as soon as it is there, one JSON object a line, and an arm that is there
+is not run again: a killed run goes on where it stopped. Only outcomes of this very code and golden count. Bases come first,
+then single levers, then pairs.
+
 `chain` is the SHA-256 of the canonical JSON of each prompt's free-run ids by its name, cut to twelve digits.
 """
 
@@ -14,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -124,6 +130,37 @@ def _effects(sessions: Mapping[str, ArmSession], arm: Arm) -> list[str]:
     return found
 
 
+class Kept:
+    """Outcomes in a file, one a line, each with the digest of what it is an outcome of."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._of = file, _code_and_golden()
+
+    def read(self) -> dict[str, ArmSession]:
+        """By arm; none of another code or golden, nor one that was cut short."""
+        found: dict[str, ArmSession] = {}
+        for line in self._file.read_text("utf-8").splitlines() if self._file is not None and self._file.exists() else ():
+            try:
+                kept = json.loads(line)
+            except ValueError:
+                continue
+            if kept.pop("of", None) == self._of:
+                found[kept["arm"]] = ArmSession(**kept)
+        return found
+
+    def add(self, seen: ArmSession) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"of": self._of, **asdict(seen)}) + "\n")
+
+
+def _code_and_golden() -> str:
+    root = Path(__file__).parents[1]
+    sources = sorted(path for package in ("oracle", "tt_impl") for path in (root / package).rglob("*.py"))
+    files = [Path(__file__), *sources, mini_checkpoint() / "golden" / "golden.json"]
+    return digest("".join(digest(file.read_bytes()) for file in files).encode())
+
+
 def _in_this_process(
     jobs: Sequence[PromptJob], _workers: int | None = None, done: Callable[[int], None] | None = None
 ) -> list[PromptOutcome]:
@@ -140,13 +177,17 @@ def _chosen(glob: str) -> list[Arm]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="*", metavar="GLOB", help="these arms, and those they are compared with")
-    arms = _chosen(parser.parse_args().only)
-    sessions: dict[str, ArmSession] = {}
-    for _, name, answer in work(judge_arm, [arm.name for arm in arms], WORKERS, lambda _: HANGS):
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep outcomes there, and go on with those that are there")
+    given = parser.parse_args()
+    arms, kept = _chosen(given.only), Kept(given.keep)
+    sessions = kept.read()
+    left = [arm.name for arm in sorted(arms, key=lambda arm: len(arm.levers)) if arm.name not in sessions]
+    for _, name, answer in work(judge_arm, left, WORKERS, lambda _: HANGS):
         if isinstance(answer, DeviceFault):
             print(f"{name}: {answer}", file=sys.stderr)
             continue
         sessions[name] = answer
+        kept.add(answer)
         red = [gate for gate, verdict in answer.verdicts.items() if verdict != "pass"]
         said = f"red: {', '.join(red)}" if red else "all gates pass"
         print(f"{len(sessions)} of {len(arms)}: {name}, {said}, {answer.seconds:.0f} s", file=sys.stderr, flush=True)
@@ -159,7 +200,7 @@ def main() -> int:
             rows.append([f"`{arm.name}`", *verdicts, seen.chain[:12], seen.shown[:12], flips])
     print_table(["arm", *GATE_NAMES, "chain", "all it shows", "flips"], rows)
     found = wrong(sessions, arms)
-    print(f"{len(sessions)} of {len(ARMS)} arms, prompts {', '.join(PROMPTS)}{'' if len(arms) == len(ARMS) else ': PARTIAL'}")
+    print(f"{len(rows)} of {len(ARMS)} arms, prompts {', '.join(PROMPTS)}{'' if len(arms) == len(ARMS) else ': PARTIAL'}")
     for sentence in found:
         print(f"WRONG {sentence}")
     return int(bool(found))

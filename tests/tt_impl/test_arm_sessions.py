@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import arm_sessions
 import pytest
-from arm_sessions import ArmSession, wrong
+from arm_sessions import ArmSession, Kept, wrong
 
 from oracle.judge.gates import GATE_NAMES
 from tt_impl.arms import ARMS, Arm
@@ -76,6 +77,20 @@ def test_an_arm_without_a_session_is_wrong() -> None:
     found = wrong(missing, list(ARMS.values()))
     assert found[0] == "exact,verify=first: no session"
     assert len(found) == 1 + 5  # and its pairs have nothing to compare with
+
+
+def test_kept_outcomes_are_found_again_but_for_a_cut_line_and_another_code_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kept"
+    assert Kept(None).read() == Kept(file).read() == {}
+    for name in ("bf16", "exact"):
+        Kept(file).add(ALL[name])
+    assert Kept(file).read() == {name: ALL[name] for name in ("bf16", "exact")}
+    file.write_text(file.read_text("utf-8")[:-9], encoding="utf-8")
+    assert Kept(file).read() == {"bf16": ALL["bf16"]}
+    monkeypatch.setattr(arm_sessions, "_code_and_golden", lambda: "another")
+    assert Kept(file).read() == {}
 
 
 def test_a_choice_of_arms_brings_those_they_are_compared_with() -> None:

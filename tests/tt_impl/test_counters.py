@@ -38,7 +38,8 @@ def test_counts_add_up_over_prompts_and_of_levels_the_largest_is_kept() -> None:
 
 def test_the_subject_says_which_of_its_counters_are_levels() -> None:
     assert isinstance(FACTORY, StatesLevels)
-    assert FACTORY.levels == LEVELS == {"memo_bytes", "memo_bytes_peak", "memory_before", "memory_after", "memory_leaked"}
+    memory = {"kv_bytes", "memory_before", "memory_after", "memory_leaked"}
+    assert FACTORY.levels == LEVELS == {"memo_bytes", "memo_bytes_peak"} | memory
 
 
 def test_a_session_adds_counters_up_and_keeps_the_largest_of_the_subject_s_levels(monkeypatch: pytest.MonkeyPatch) -> None:
