@@ -246,6 +246,7 @@ def test_a_place_that_was_forgotten_is_not_taken_for_fresh(monkeypatch: pytest.M
     first = device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "first")
     device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "second")  # the first's place is forgotten
     device.copy_host_to_device_tensor(np.arange(64, dtype=np.uint8), first)
+    device.synchronize_device()
     read = device.copy_device_to_host_tensor(first, blocking=False)
     device.deallocate(first)
     third = device.allocate_tensor_on_device((64,), DType.UINT8, Layout.ROW_MAJOR, "third")  # there; poison would be early

@@ -37,7 +37,7 @@ def test_unpacking_undoes_packing_bit_for_bit(shape: tuple[int, ...], dtype: DTy
     assert unpack(packed, shape, dtype, layout).tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("shape", [(1, 64), (1, 40), (12, 64), (33, 70), (64, 96)])
+@pytest.mark.parametrize("shape", [(1, 64), (1, 40), (12, 64), (16, 96), (17, 64), (33, 70), (64, 96)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_element_lies_in_its_tile_and_face(shape: tuple[int, int], dtype: DType) -> None:
     array = distinct(shape, dtype)

@@ -133,11 +133,12 @@ def test_paged_attention_sees_the_window_with_its_own_position_and_nothing_else(
     assert np.allclose(pages.attend(window), pages.expected(first), rtol=1e-5, atol=1e-6)
 
 
-def test_a_page_table_entry_that_is_no_block_is_a_fault(device: SimDevice) -> None:
+@pytest.mark.parametrize("entry", [5, -1])
+def test_a_page_table_entry_that_is_no_block_is_a_fault(device: SimDevice, entry: int) -> None:
     pages = Pages(device, 3)
     device.synchronize_device()
-    device.poke(pages.table, 0, np.int32(5).tobytes())
-    with pytest.raises(DeviceFault, match=r"table: logical blocks 0 to 0 of 5 are \[5\]") as caught:
+    device.poke(pages.table, 0, np.int32(entry).tobytes())
+    with pytest.raises(DeviceFault, match=rf"table: logical blocks 0 to 0 of 5 are \[{entry}\]") as caught:
         pages.attend(None)
     assert caught.value.kind == "page-table"
 
