@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,6 @@ from oracle.errors import DeviceFault
 from oracle.subjects.harness import argmax_lowest_id
 from oracle.subjects.modelled_time import ModelsTime, PartTimes, TimeModel
 from oracle.subjects.protocol import Subject, SubjectIdentity
-
-LEVELS = frozenset({"memory_before", "memory_after", "memo_bytes", "memo_bytes_peak"})
-"""Names in `stats()` of what is held now, not of what has happened: taken as they are, never as differences."""
 
 WARM_UP = 8
 """Steps that nobody measures, after each opening: programs are compiled, files and tables read. A device's programs don't
@@ -47,7 +44,7 @@ class BenchRun:
         model: what its modelled time is made of; None where it has none.
         chain: what the last step of the prefill and each step of the decode predicted, lowest id among equals.
         logits_digest: sha256 over the float32 logits of all steps, little-endian, one after the other.
-        levels: those of `LEVELS` that the subject states, at the end.
+        levels: the counters that do not add up, at the end.
     """
 
     identity: SubjectIdentity
@@ -59,10 +56,13 @@ class BenchRun:
     levels: Mapping[str, int]
 
 
-def measure(subject: Subject, prompt: tuple[int, ...], steps: int, advance: Callable[[], None]) -> BenchRun:
+def measure(
+    subject: Subject, prompt: tuple[int, ...], steps: int, levels: Collection[str], advance: Callable[[], None]
+) -> BenchRun:
     """Warm up, reset, walk `prompt`, and decode `steps` ids more, each the argmax of the step before.
 
     Args:
+        levels: names of counters that do not add up (`oracle.subjects.levels`).
         advance: called after each step.
 
     Raises:
@@ -74,7 +74,7 @@ def measure(subject: Subject, prompt: tuple[int, ...], steps: int, advance: Call
         advance()
     subject.reset()
     subject.start()
-    timed = _Timed(subject, advance)
+    timed = _Timed(subject, levels, advance)
     token = -1
     for given in prompt:
         token = timed.step(given)
@@ -82,15 +82,16 @@ def measure(subject: Subject, prompt: tuple[int, ...], steps: int, advance: Call
     for _ in range(steps):
         chain.append(token := timed.step(token))
     decode = timed.stage()
-    levels = {name: count for name, count in subject.stats().items() if name in LEVELS}
-    return BenchRun(subject.identity, timed.model, prefill, decode, tuple(chain), timed.logits_digest, levels)
+    held = {name: count for name, count in subject.stats().items() if name in levels}
+    return BenchRun(subject.identity, timed.model, prefill, decode, tuple(chain), timed.logits_digest, held)
 
 
 class _Timed:
     """Steps of a new sequence, and what they add up to."""
 
-    def __init__(self, subject: Subject, advance: Callable[[], None]) -> None:
+    def __init__(self, subject: Subject, levels: Collection[str], advance: Callable[[], None]) -> None:
         self._subject = subject
+        self._levels = levels
         self._advance = advance
         self._modelled = subject if isinstance(subject, ModelsTime) else None
         self.model = self._modelled.time_model() if self._modelled is not None else None
@@ -129,7 +130,7 @@ class _Timed:
         stage = Stage(
             steps=self._steps,
             wall_ns=self._wall_ns,
-            counts={name: count - counts_before.get(name, 0) for name, count in counts.items() if name not in LEVELS},
+            counts={name: count - counts_before.get(name, 0) for name, count in counts.items() if name not in self._levels},
             modelled_ns=None if times is None else _difference(times, times_before or {}),
         )
         self._begin()

@@ -26,6 +26,7 @@ from oracle.bench.machine import machine_state
 from oracle.bench.measure import WARM_UP, BenchRun, Stage, measure
 from oracle.bench.prompt import DEFAULT_IDS, IDS_SERIALIZATION, bench_prompt, ids_digest
 from oracle.environment import environment_record
+from oracle.subjects.levels import levels_of
 from oracle.subjects.modelled_time import total_ns
 from oracle.subjects.protocol import SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, subject_factory
@@ -125,7 +126,7 @@ def _run(
     """Opened for this run alone, for a card can be open once; so every run has its own warm-up."""
     subject = factory.open(request)
     try:
-        return measure(subject, prompt, steps, advance)
+        return measure(subject, prompt, steps, levels_of(factory), advance)
     finally:
         subject.close()
 

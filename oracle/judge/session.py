@@ -23,7 +23,7 @@ from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.tokenizer import open_tokenizer, require_chat_template, tokenizer_available, transformers_available
 from oracle.mapped_pages import give_back
-from oracle.subjects.levels import StatesLevels, over_prompts
+from oracle.subjects.levels import levels_of, over_prompts
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import NumericClass, SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
@@ -334,5 +334,4 @@ def _ops_of(outcome: PromptOutcome) -> OpsEvidence:
 
 def _levels(outcomes: Sequence[PromptOutcome]) -> Collection[str]:
     """Names of counters that do not add up, as the subject's factory says."""
-    factory = subject_factory(outcomes[0].job.subject)
-    return factory.levels if isinstance(factory, StatesLevels) else ()
+    return levels_of(subject_factory(outcomes[0].job.subject))

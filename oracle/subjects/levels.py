@@ -17,6 +17,11 @@ class StatesLevels(Protocol):
     levels: Collection[str]
 
 
+def levels_of(factory: object) -> Collection[str]:
+    """Names of the counters that a subject's factory calls levels; none where it says nothing."""
+    return factory.levels if isinstance(factory, StatesLevels) else ()
+
+
 def over_prompts(stats: Iterable[Mapping[str, int]], levels: Collection[str]) -> Mapping[str, int]:
     """The counters of several prompts as one session's: added up, or, of levels, the largest."""
     total: dict[str, int] = {}

@@ -79,8 +79,9 @@ def test_the_decoder_s_own_step_is_in_the_report_beside_all_ops_for_one_user_and
 
 
 def test_a_second_step_compiles_nothing_and_ttnn_sees_no_transfer_of_its_own(report: Any) -> None:
-    """The decoder writes an id, two positions and each layer's routing weights; it reads what it shows, and the logits."""
-    transfers = {DECODER: {"reads": 2 + 2 * 2, "writes": 3 + 2}, PROTOCOL: {"reads": 5, "writes": 2}}
+    """The decoder writes an id, its position for RoPE, for full layers and for rings, and each layer's routing weights; it
+    reads what it shows, and the logits."""
+    transfers = {DECODER: {"reads": 2 + 2 * 2, "writes": 4 + 2}, PROTOCOL: {"reads": 5, "writes": 2}}
     for geometry in report[0]["geometries"]:
         for step in geometry["steps"]:
             assert len(set(step["programs"])) == 1

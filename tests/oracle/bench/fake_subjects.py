@@ -91,6 +91,7 @@ class FakeFactory:
     log: list[str] = field(default_factory=list)
     arms: Mapping[str, NumericClass] = field(default_factory=lambda: {"plain": "fp32", "lean": "fp32", "wide": "fp32"})
     devices: tuple[str, ...] = ("paper",)
+    levels: tuple[str, ...] = ("memory_before", "memory_after")
     plants: Mapping[str, str] = field(default_factory=dict)
     opened: int = 0
 
