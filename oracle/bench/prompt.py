@@ -7,7 +7,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 
 from oracle.errors import UsageError
-from oracle.golden.format import JSON_FILE, load_golden
+from oracle.golden.format import load_golden
 from oracle.kolibri1.config import read_config
 from oracle.serialization import canonical_json, digest
 
@@ -53,7 +53,7 @@ def bench_prompt(checkpoint: Path, golden: Path, count: int, steps: int) -> Benc
             f"{count} prompt ids and {steps} steps are more than the {config.max_position_embeddings} positions of "
             f"{checkpoint}; use a smaller --prompt-ids or --steps"
         )
-    if not (golden / JSON_FILE).exists():
+    if not golden.is_dir():
         modulus = min(MODULUS, config.vocab_size)
         ids = tuple((index * STRIDE + OFFSET) % modulus for index in range(count))
         return BenchPrompt(ids, f"({STRIDE} i + {OFFSET}) mod {modulus}, for want of a golden")

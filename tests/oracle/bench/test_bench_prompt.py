@@ -37,7 +37,7 @@ def test_the_minis_are_real_text_that_is_no_short_cycle() -> None:
 
 
 def test_without_a_golden_they_follow_the_ports_rule(tiny_folder: Path, tmp_path: Path) -> None:
-    prompt = bench_prompt(tiny_folder, tmp_path, 128, 64)
+    prompt = bench_prompt(tiny_folder, tmp_path / "none", 128, 64)
     assert prompt.ids == tuple((i * 7919 + 13) % 96 for i in range(128))
     assert prompt.source == "(7919 i + 13) mod 96, for want of a golden"
 
@@ -48,10 +48,15 @@ def test_a_damaged_golden_is_refused_and_not_passed_over(tiny_folder: Path, gold
         bench_prompt(tiny_folder, golden_copy, 8, 4)
 
 
+def test_a_golden_folder_without_a_golden_is_refused_and_not_passed_over(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(GoldenError):
+        bench_prompt(tiny_folder, tmp_path, 8, 4)
+
+
 def test_more_positions_than_the_checkpoint_has_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    assert len(bench_prompt(tiny_folder, tmp_path, 500, 12).ids) == 500
+    assert len(bench_prompt(tiny_folder, tmp_path / "none", 500, 12).ids) == 500
     with pytest.raises(UsageError, match="500 prompt ids and 13 steps are more than the 512 positions"):
-        bench_prompt(tiny_folder, tmp_path, 500, 13)
+        bench_prompt(tiny_folder, tmp_path / "none", 500, 13)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from oracle.golden.format import load_golden
 from oracle.judge.gate import Case, Gate
 from oracle.judge.gates import GATE_NAMES, GATES
 from oracle.judge.jobs import PromptJob, run_job
+from oracle.judge.ops import planned_evidence as planned_ops
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectRequest
 from oracle.subjects.run import PromptRun, Run
@@ -77,7 +78,7 @@ def answered(checkpoint: Path, golden_folder: Path, names: Sequence[str] | None 
 def judged(whole: Case, gate: str, numeric_class: Any) -> verdict.Report:
     """A session that is narrowed to one gate; the ledger judges in each."""
     identity = replace(whole.run.identity, numeric_class=numeric_class, arm=numeric_class)
-    run = replace(whole.run, identity=identity)
+    run = replace(whole.run, identity=identity, ops=planned_ops(numeric_class))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in a session of the command line: arithmetic on nonsense only warns
         return verdict.judge_session(whole.golden, whole.checkpoint, run, whole.run, selected=(gate,))
