@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -308,7 +308,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         repeats=_repeats_of(outcomes),
-        stats=over_prompts((o.stats for o in ordered), _levels(outcomes)),
+        stats=over_prompts((o.stats for o in ordered), levels_of(subject_factory(outcomes[0].job.subject))),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
@@ -330,8 +330,3 @@ def _ops_of(outcome: PromptOutcome) -> OpsEvidence:
     if outcome.ops is not None and outcome.fault is None:
         return outcome.ops
     return OpsEvidence((OpStatistics("the device", "none", fault=str(outcome.fault)),))
-
-
-def _levels(outcomes: Sequence[PromptOutcome]) -> Collection[str]:
-    """Names of counters that do not add up, as the subject's factory says."""
-    return levels_of(subject_factory(outcomes[0].job.subject))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle import cli
 from oracle.golden.calibration import ClassCalibration
 from oracle.golden.compare import Comparison, compare
 from oracle.golden.evidence import PromptEvidence, PromptProbes, log_sum_exp, top_logits
@@ -27,6 +29,20 @@ from oracle.subjects.run import PromptRun
 
 LENGTHS = {"first": (5, 14), "second": (3, 12)}
 Reseal = Callable[[Path, Callable[[dict[str, Any]], None]], None]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -34,20 +34,6 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kolibri-oracle", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run
-
-
-@pytest.fixture
 def folder(tiny_folder: Path, tiny_golden_folder: Path, tmp_path: Path) -> Path:
     """A working folder with a checkpoint, its golden, and files that must survive."""
     shutil.copytree(tiny_folder, tmp_path / "checkpoint")
