@@ -31,7 +31,7 @@ from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim import SimDevice, schedule_named
 from tt_impl.device.sim.memory import SimTensor
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.settings import MAX_USERS, DecoderSettings
 
 GENERATED = 8

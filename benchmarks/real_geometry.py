@@ -32,7 +32,7 @@ from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice
 from tt_impl.device.sim.geometry import P150
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.settings import DecoderSettings
 
 LAYERS = ["sliding_attention"] * 3 + ["full_attention"]

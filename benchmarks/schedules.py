@@ -24,7 +24,7 @@ from oracle.subjects.protocol import StepEvidence
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice, schedule_named
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.settings import DecoderSettings
 
 SEEDS = 200

@@ -25,7 +25,7 @@ from oracle.kolibri1.synthetic import TINY, write_synthetic
 from tt_impl.arms import ARMS
 from tt_impl.decode import Decoder
 from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.experts.layout import CheckpointExperts
 from tt_impl.plans.kv_plan import MAX_CONTEXT
 
 TOLERANCE = 1e-4

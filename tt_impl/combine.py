@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
+from tt_impl.experts.memo import upload
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import upload
 from tt_impl.router import Routing
 
 

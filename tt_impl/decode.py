@@ -11,12 +11,12 @@ from oracle.kolibri1.config import Kolibri1Config
 from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
+from tt_impl.attention.kv_cache import PagedKvCache
 from tt_impl.census import declared_ops, named_ops
 from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
-from tt_impl.expert_layout import ExpertSource
-from tt_impl.expert_pool import ExpertPool
+from tt_impl.experts.layout import ExpertSource
+from tt_impl.experts.pool import ExpertPool
 from tt_impl.isolate import run_layer
-from tt_impl.kv_cache import PagedKvCache
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
 from tt_impl.metering import Meter

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from oracle.subjects.protocol import Float32
+from tt_impl.attention.kv_cache import PagedKvCache
+from tt_impl.attention.rope import RopeTables
 from tt_impl.device.protocol import Device, DType, Layout
-from tt_impl.kv_cache import PagedKvCache
+from tt_impl.experts.memo import upload
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import upload
-from tt_impl.rope import RopeTables
 
 
 def run_layer(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.attention import Attention
+from tt_impl.attention.kv_cache import PagedKvCache
+from tt_impl.attention.rope import RopeTables
+from tt_impl.attention.self_attention import Attention
 from tt_impl.device.protocol import Device, Tensor
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.kv_cache import PagedKvCache
+from tt_impl.experts.pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.moe import MixtureOfExperts
-from tt_impl.rope import RopeTables
 from tt_impl.router import Routing
 from tt_impl.staging import Residents
 from tt_impl.stats import StepStats

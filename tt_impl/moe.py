@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.combine import combine
 from tt_impl.device.protocol import Device, DType, Tensor
-from tt_impl.expert_pool import ExpertPool
+from tt_impl.experts.memo import FeedForwardWeights
+from tt_impl.experts.pool import ExpertPool
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import FeedForwardWeights
 from tt_impl.phases import phase
 from tt_impl.router import Routing
 from tt_impl.staging import LayerWeights

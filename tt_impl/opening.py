@@ -9,9 +9,9 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
 from tt_impl.arms import ARMS, BASES, Arm, parse_arm
 from tt_impl.device.protocol import Device, DType
-from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.planted_device import planted
-from tt_impl.plants import PLANTS, Parts
+from tt_impl.experts.layout import CheckpointExperts
+from tt_impl.plants.catalogue import PLANTS, Parts
+from tt_impl.plants.of_device import planted
 from tt_impl.settings import BLOCKS, DecoderSettings
 from tt_impl.simulated import open_simulated
 from tt_impl.variants import variant_named

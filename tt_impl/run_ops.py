@@ -11,8 +11,8 @@ from oracle.errors import DeviceFault
 from oracle.subjects.ops import HostArray, Parameter
 from oracle.subjects.protocol import SubjectIdentity
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
+from tt_impl.experts.memo import upload
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import upload
 
 _OPS = (
     "embedding", "typecast", "rms_norm", "linear", "matmul", "add", "mul", "silu", "sigmoid", "swiglu", "concat_rows", "topk",

@@ -8,7 +8,7 @@ from typing import Literal
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import TILE_SIDE, DType
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 from tt_impl.plans.kv_plan import MAX_CONTEXT
 
 READ_BACK_LIMIT = 32

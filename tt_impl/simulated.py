@@ -7,7 +7,7 @@ from pathlib import Path
 from oracle.errors import UsageError
 from tt_impl.device.sim import FaultPlan, SimDevice, schedule_named
 from tt_impl.device.sim.schedule import LazySchedule
-from tt_impl.plants import Parts
+from tt_impl.plants.catalogue import Parts
 
 _MOST_BYTES = 1 << 20
 _NONE = "none"

@@ -16,11 +16,11 @@ from ml_dtypes import bfloat16
 
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import SCALE_SUFFIX, inventory
-from tt_impl.dequant import dequantize
+from tt_impl.attention.rope import RopeTables, rope_tables
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
 from tt_impl.device_router import DeviceSelection
-from tt_impl.memo import FeedForwardWeights, upload, upload_feed_forward
-from tt_impl.rope import RopeTables, rope_tables
+from tt_impl.experts.dequant import dequantize
+from tt_impl.experts.memo import FeedForwardWeights, upload, upload_feed_forward
 from tt_impl.router import HostSelection, RouterBias, Selection
 from tt_impl.settings import DecoderSettings
 

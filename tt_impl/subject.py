@@ -22,7 +22,7 @@ from tt_impl.arms import ARMS, parse_arm
 from tt_impl.companions import Companions
 from tt_impl.decode import Decoder
 from tt_impl.opening import DEVICES, EXCLUSIVE_DEVICES, open_parts
-from tt_impl.plants import PLANTS
+from tt_impl.plants.catalogue import PLANTS
 from tt_impl.run_ops import OpRunner
 from tt_impl.stats import LEVELS
 from tt_impl.step_model import StepModel

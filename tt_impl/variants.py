@@ -16,8 +16,8 @@ from tt_impl.companions import USERS
 from tt_impl.decode import Decoder
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Bytes, Device, DType, Layout, Tensor
-from tt_impl.expert_layout import ExpertLayout, ExpertSource
-from tt_impl.plants import Parts
+from tt_impl.experts.layout import ExpertLayout, ExpertSource
+from tt_impl.plants.catalogue import Parts
 from tt_impl.settings import DecoderSettings
 from tt_impl.staging import WeightSource
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import whole_context
 
-import tt_impl.kv_cache
+import tt_impl.attention.kv_cache
 from tt_impl.plans.kv_plan import layer_blocks
 
 
@@ -22,5 +22,7 @@ def test_a_sequence_to_its_end_is_the_reference_s_and_one_more_is_refused(tmp_pa
 
 @pytest.mark.slow
 def test_a_ring_one_block_short_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tt_impl.kv_cache, "layer_blocks", lambda *given, **named: max(1, layer_blocks(*given, **named) - 1))
+    monkeypatch.setattr(
+        tt_impl.attention.kv_cache, "layer_blocks", lambda *given, **named: max(1, layer_blocks(*given, **named) - 1)
+    )
     assert whole_context.compare(tmp_path, 64).worst > whole_context.TOLERANCE

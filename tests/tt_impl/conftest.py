@@ -14,8 +14,8 @@ from oracle.kolibri1.synthetic import write_synthetic
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
-from tt_impl.expert_pool import ExpertPool
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.pool import ExpertPool
 from tt_impl.settings import default_settings
 
 TOKENS = [5, 17, 80, 3, 3, 41, 66, 90, 12, 7, 7, 59, 33, 28, 71, 2, 94, 50, 19, 88, 61, 45, 9, 30]

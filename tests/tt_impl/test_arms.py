@@ -20,7 +20,7 @@ from oracle.subjects.registry import canonical_arm, check_request
 from tt_impl.arms import ARMS, BASES, LEVERS, Arm, parse_arm
 from tt_impl.decode import Decoder
 from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.settings import default_settings
 from tt_impl.subject import FACTORY
 

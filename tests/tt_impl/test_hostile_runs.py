@@ -10,12 +10,12 @@ import hostile
 import pytest
 from hostile import ROOMS, Draw, hostile_run, two_checkpoints
 
-import tt_impl.kv_pages
+import tt_impl.attention.kv_pages
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.arms import ARMS
 from tt_impl.decode import Decoder
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.pool_plants import RecordsLate, ServesStaleMemos
+from tt_impl.experts.pool import ExpertPool
+from tt_impl.plants.of_pool import RecordsLate, ServesStaleMemos
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,8 @@ def test_a_planted_fault_shows(
 
 def test_users_that_share_pages_show(checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     draw = replace(DRAWS[0], users=3)
-    honest = tt_impl.kv_pages.scattered
-    monkeypatch.setattr(tt_impl.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+    honest = tt_impl.attention.kv_pages.scattered
+    monkeypatch.setattr(
+        tt_impl.attention.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0)
+    )
     assert "ids or logits differ" in hostile_run(draw, *checkpoints).wrong

@@ -18,8 +18,8 @@ from oracle.subjects.protocol import SubjectRequest
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice
-from tt_impl.operand_plants import MisplacesDown
 from tt_impl.operands import expert_label, stacked_weights
+from tt_impl.plants.of_operands import MisplacesDown
 from tt_impl.subject import FACTORY
 
 

@@ -16,7 +16,7 @@ from oracle.judge.ops_cases import MINI, REAL, whole
 from oracle.judge.ops_plans import OpPlan, planned, plans
 from oracle.subjects.protocol import NumericClass, SubjectRequest
 from tt_impl.device.sim import QUIRK_PROFILES
-from tt_impl.plants import PLANTS
+from tt_impl.plants.catalogue import PLANTS
 from tt_impl.subject import FACTORY
 
 CLASSES: dict[str, NumericClass] = {"bf16": "bf16", "exact": "fp32"}

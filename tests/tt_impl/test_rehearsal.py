@@ -16,7 +16,7 @@ from tt_impl.device.sim.device import SimDevice
 from tt_impl.device.ttnn.mirroring import Mirroring
 from tt_impl.device.ttnn.rehearsal import layers_of_each_kind, rehearsing_decoder
 from tt_impl.device.ttnn.step import OpCall, Recorder
-from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.experts.layout import CheckpointExperts
 from tt_impl.settings import default_settings
 
 CHECKPOINT = Checkpoint.open(mini_checkpoint())

@@ -12,8 +12,8 @@ from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import QUIRK_PROFILES, SimDevice
 from tt_impl.device_router import DeviceSelection, checked_ids
+from tt_impl.experts.memo import upload
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import upload
 from tt_impl.router import HostSelection, RouterBias, Routing, Selection, sigmoid_weights, top_experts
 from tt_impl.stats import StepStats
 

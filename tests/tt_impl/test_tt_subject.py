@@ -141,7 +141,7 @@ def test_a_short_window_shows_in_the_logits_once_the_window_is_full(
 def test_every_plant_is_tried_here() -> None:
     elsewhere = {"resident-byte", "norm-byte-late"}  # test_residents.py
     quirks = {name for name in FACTORY.plants if name.startswith("quirk-")}  # test_quirks.py
-    pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_expert_pool.py
+    pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_pool.py
     watched = {name for name, caught in FACTORY.plants.items() if caught in ("gate:operands", "gate:census")}
     tried = {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short"}
     assert set(FACTORY.plants) == {*tried, *elsewhere, *quirks, *pools, *watched}

@@ -11,11 +11,11 @@ import pytest
 
 from goldens import mini_checkpoint
 from oracle.kolibri1.checkpoint import Checkpoint
+from tt_impl.attention.kv_cache import PagedKvCache
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.device.sim.memory import SimTensor
 from tt_impl.device.ttnn.plan import Held, residents
-from tt_impl.kv_cache import PagedKvCache
 from tt_impl.settings import default_settings
 from tt_impl.staging import stage
 from tt_impl.stats import StepStats

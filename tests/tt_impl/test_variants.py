@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tt_impl.attention.kv_pages
 import tt_impl.combine
-import tt_impl.kv_pages
 import tt_impl.moe
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import StepEvidence, SubjectRequest
 from tt_impl.arms import ARMS
+from tt_impl.attention.kv_pages import Pages
+from tt_impl.attention.rope import RopeTables
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.kv_pages import Pages
+from tt_impl.experts.layout import CheckpointExperts
 from tt_impl.lifetimes import Scratch
 from tt_impl.opening import open_parts
-from tt_impl.plants import Parts
-from tt_impl.rope import RopeTables
+from tt_impl.plants.catalogue import Parts
 from tt_impl.subject import FACTORY
 from tt_impl.variants import VARIANTS, occupy
 
@@ -47,8 +47,10 @@ def test_a_variant_changes_no_bit_and_moves_the_counters_that_it_names(tiny_fold
 
 
 def _first_user_s_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = tt_impl.kv_pages.scattered
-    monkeypatch.setattr(tt_impl.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0))
+    honest = tt_impl.attention.kv_pages.scattered
+    monkeypatch.setattr(
+        tt_impl.attention.kv_pages, "scattered", lambda users, *rest: honest(users, *rest)[:1].repeat(users, axis=0)
+    )
 
 
 def _another_user_s_position(monkeypatch: pytest.MonkeyPatch) -> None:

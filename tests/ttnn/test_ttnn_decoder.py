@@ -23,7 +23,7 @@ from tt_impl.device.sim.layout import pack
 from tt_impl.device.ttnn.acceptance import transfers_seen
 from tt_impl.device.ttnn.device import TtnnDevice
 from tt_impl.device.ttnn.mirroring import MirroredRead, Mirroring
-from tt_impl.expert_layout import CheckpointExperts
+from tt_impl.experts.layout import CheckpointExperts
 from tt_impl.settings import default_settings
 from tt_impl.subject import FACTORY, TtSubject
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import DType
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 from tt_impl.plans.budget import PlanError, require
 from tt_impl.plans.kv_plan import KvPlan
 from tt_impl.plans.staging_plan import StagingPlan

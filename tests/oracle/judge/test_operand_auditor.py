@@ -18,9 +18,9 @@ from oracle.judge.operand_audit import OperandAuditor, operand_plan, operand_tab
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.inventory import SCALE_SUFFIX, expert_weight
 from oracle.subjects.operands import OperandDtype, OperandEvidence, OperandImage
-from tt_impl.dequant import decode_e4m3fn
-from tt_impl.dequant import dequantize as dequantize_in_tt
 from tt_impl.device.protocol import DType
+from tt_impl.experts.dequant import decode_e4m3fn
+from tt_impl.experts.dequant import dequantize as dequantize_in_tt
 
 PREFIX = "model.layers.1"
 QKV = tuple(f"{PREFIX}.self_attn.{name}_proj.weight" for name in "qkv")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oracle.errors import DeviceFault
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 from tt_impl.plans.kv_plan import cache_shape, layer_blocks
 from tt_impl.plans.staging_plan import plan_staging
 from tt_impl.settings import DecoderSettings, default_settings

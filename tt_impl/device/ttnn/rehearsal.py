@@ -14,7 +14,7 @@ from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import inventory
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import Bytes, Device, DType
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 from tt_impl.settings import default_settings
 
 _ITEM_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}

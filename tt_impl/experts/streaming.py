@@ -15,11 +15,11 @@ import numpy as np
 from oracle.errors import DeviceFault
 from oracle.subjects.protocol import FillObserver, VerifiedFill
 from tt_impl.device.protocol import Bytes, Device, ReadHandle, Tensor
-from tt_impl.expert_layout import ExpertLayout, ExpertSource
+from tt_impl.experts.layout import ExpertLayout, ExpertSource
+from tt_impl.experts.shadow import ShadowStore
+from tt_impl.experts.slots import Fetch, Slot, SlotTable
 from tt_impl.phases import phase
 from tt_impl.settings import DecoderSettings
-from tt_impl.shadow import ShadowStore
-from tt_impl.slots import Fetch, Slot, SlotTable
 from tt_impl.stats import StepStats
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS
 from tt_impl.device.protocol import Bytes, Device, DType, HostArray, Layout, Tensor
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 from tt_impl.operands import expert_label
 from tt_impl.phases import phase
 from tt_impl.stats import StepStats

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.census_plants import IN_USE, RepeatsAnExpert
 from tt_impl.device.protocol import Bytes
 from tt_impl.device.sim import (
     QUIRK_PROFILES,
@@ -23,11 +22,12 @@ from tt_impl.device.sim import (
     Quirks,
     SimDevice,
 )
-from tt_impl.expert_layout import ExpertSource
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.operand_plants import MisplacesDown
-from tt_impl.plant_places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
-from tt_impl.pool_plants import CountsSwapsLate, RecordsLate, ServesStaleMemos
+from tt_impl.experts.layout import ExpertSource
+from tt_impl.experts.pool import ExpertPool
+from tt_impl.plants.of_census import IN_USE, RepeatsAnExpert
+from tt_impl.plants.of_operands import MisplacesDown
+from tt_impl.plants.of_pool import CountsSwapsLate, RecordsLate, ServesStaleMemos
+from tt_impl.plants.places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
 from tt_impl.staging import WeightSource
 
 

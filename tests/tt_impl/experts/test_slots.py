@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from oracle.errors import DeviceFault
-from tt_impl.policy import LeastRecentlyUsed
-from tt_impl.slots import Fetch, SlotTable
+from tt_impl.experts.policy import LeastRecentlyUsed
+from tt_impl.experts.slots import Fetch, SlotTable
 
 
 def table_of(capacity: int) -> tuple[SlotTable, list[tuple[int, int, int]]]:

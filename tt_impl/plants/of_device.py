@@ -1,8 +1,8 @@
-"""The planted faults of `plants` that lie in a device, for a device that has no plan of faults: by changing calls on their way.
+"""The planted faults of `catalogue` that lie in a device, for one that has no plan of faults: by changing calls on their way.
 
 A bit that flips as a write lands is one that is written flipped; a settling left out is a call not handed on; a quirk of an op
-is about what it does to results, done to them as they are read. What each must be caught by is what `plants.PLANTS` says of the
-same name.
+is about what it does to results, done to them as they are read. What each must be caught by is what `catalogue.PLANTS` says of
+the same name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.census_plants import IN_USE
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, HostArray, ReadHandle, Tensor
-from tt_impl.plant_places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
+from tt_impl.plants.of_census import IN_USE
+from tt_impl.plants.places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
 
 
 class _FlipsWrites(Passing):

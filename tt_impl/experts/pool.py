@@ -8,15 +8,15 @@ from oracle.errors import DeviceFault
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.subjects.protocol import FillObserver
 from tt_impl.device.protocol import Bytes, Device, DType, Layout
-from tt_impl.epoch import ContentEpoch
-from tt_impl.expert_layout import ExpertLayout, ExpertSource
-from tt_impl.memo import FeedForwardWeights, Memo, MemoKey
-from tt_impl.policy import POLICIES
+from tt_impl.experts.epoch import ContentEpoch
+from tt_impl.experts.layout import ExpertLayout, ExpertSource
+from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
+from tt_impl.experts.policy import POLICIES
+from tt_impl.experts.shadow import ShadowStore
+from tt_impl.experts.slots import Fetch, SlotTable
+from tt_impl.experts.streaming import ExpertStream
 from tt_impl.settings import DecoderSettings
-from tt_impl.shadow import ShadowStore
-from tt_impl.slots import Fetch, SlotTable
 from tt_impl.stats import StepStats
-from tt_impl.streaming import ExpertStream
 
 
 class ExpertPool:

@@ -1,4 +1,4 @@
-"""Steps with one op or weight wrong, each planted where the decoder meets its device or its experts; `plants` enters them.
+"""Steps with one op or weight wrong, each planted where the decoder meets its device or its experts; `catalogue` enters them.
 
 What the device logs is what it was asked for, so these are to it as if the decoder had erred.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.memo import FeedForwardWeights
+from tt_impl.experts.memo import FeedForwardWeights
+from tt_impl.experts.pool import ExpertPool
 
 
 class SwapsNormsInUse(Passing):

@@ -18,10 +18,10 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.attention.kv_pages import Pages
 from tt_impl.device.protocol import Device, DType, Layout, Tensor
-from tt_impl.kv_pages import Pages
+from tt_impl.experts.memo import upload
 from tt_impl.lifetimes import Scratch
-from tt_impl.memo import upload
 from tt_impl.plans.kv_plan import cache_shape, layer_blocks
 from tt_impl.settings import DecoderSettings
 from tt_impl.stats import StepStats

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.synthetic import TINY
+from tt_impl.attention.kv_cache import PagedKvCache
+from tt_impl.attention.kv_pages import Pages, scattered
 from tt_impl.device.dram_bytes import dram_bytes
 from tt_impl.device.protocol import DType, Layout, Tensor
 from tt_impl.device.sim import SimDevice
-from tt_impl.kv_cache import PagedKvCache
-from tt_impl.kv_pages import Pages, scattered
-from tt_impl.memo import upload
+from tt_impl.experts.memo import upload
 from tt_impl.plans.kv_plan import plan_kv, sliding_blocks
 from tt_impl.settings import BLOCKS, DecoderSettings, default_settings
 from tt_impl.stats import StepStats

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from oracle.kolibri1.config import Kolibri1Config
+from tt_impl.attention.kv_cache import PagedKvCache
+from tt_impl.attention.rope import RopeTables
 from tt_impl.device.protocol import Device, Tensor
-from tt_impl.kv_cache import PagedKvCache
 from tt_impl.lifetimes import Scratch
-from tt_impl.rope import RopeTables
 from tt_impl.staging import LayerWeights
 
 

@@ -1,4 +1,4 @@
-"""Memos with one fault each, as a port once had it; `plants` enters them."""
+"""Memos with one fault each, as a port once had it; `catalogue` enters them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tt_impl.device.protocol import Bytes, DType, HostArray
-from tt_impl.expert_layout import ExpertLayout, Segment
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.memo import Memo
+from tt_impl.experts.layout import ExpertLayout, Segment
+from tt_impl.experts.memo import Memo
+from tt_impl.experts.pool import ExpertPool
 
 
 class _AtBf16Offset(Segment):

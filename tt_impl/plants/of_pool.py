@@ -1,4 +1,4 @@
-"""Expert pools with one fault each, as a port once had it; `plants` enters them."""
+"""Expert pools with one fault each, as a port once had it; `catalogue` enters them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tt_impl.device.protocol import Bytes
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.memo import FeedForwardWeights, Memo, MemoKey
+from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
+from tt_impl.experts.pool import ExpertPool
 
 
 class _StaleMemo(Memo):

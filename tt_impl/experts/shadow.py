@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tt_impl.device.protocol import Bytes
-from tt_impl.expert_layout import ExpertLayout
+from tt_impl.experts.layout import ExpertLayout
 
 
 class ShadowStore:

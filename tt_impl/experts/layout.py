@@ -10,9 +10,9 @@ import numpy as np
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import EXPERT_PROJECTIONS, SCALE_SUFFIX, expert_weight
-from tt_impl.dequant import dequantize
 from tt_impl.device.dram_bytes import dram_bytes
 from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
+from tt_impl.experts.dequant import dequantize
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from oracle.judge.resident_audit import audit_residents
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.kolibri1.config import read_config
 from oracle.subjects.protocol import SubjectIdentity
-from tt_impl.census_plants import IN_USE
 from tt_impl.decode import Decoder
 from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
-from tt_impl.expert_layout import CheckpointExperts
-from tt_impl.planted_device import PLANTED
-from tt_impl.planted_device import planted as planted_in
-from tt_impl.plants import PLANTS, Parts
+from tt_impl.experts.layout import CheckpointExperts
+from tt_impl.plants.catalogue import PLANTS, Parts
+from tt_impl.plants.of_census import IN_USE
+from tt_impl.plants.of_device import PLANTED
+from tt_impl.plants.of_device import planted as planted_in
 from tt_impl.run_ops import OpRunner
 from tt_impl.settings import default_settings
 

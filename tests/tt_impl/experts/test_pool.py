@@ -14,11 +14,11 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import VerifiedFill
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
-from tt_impl.expert_pool import ExpertPool
-from tt_impl.memo import FeedForwardWeights
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.memo import FeedForwardWeights
+from tt_impl.experts.pool import ExpertPool
 from tt_impl.metering import Meter
-from tt_impl.plants import PLANTS, Parts
+from tt_impl.plants.catalogue import PLANTS, Parts
 from tt_impl.settings import default_settings
 
 EXPERT = 3 * (64 * 64 + 2 * 2 * 4)

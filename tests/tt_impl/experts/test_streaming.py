@@ -13,13 +13,13 @@ from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.device.protocol import Bytes, DType, Layout, Tensor
 from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
 from tt_impl.device.sim.read_handle import SimReadHandle
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
-from tt_impl.policy import Hotness
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.policy import Hotness
+from tt_impl.experts.shadow import ShadowStore
+from tt_impl.experts.slots import SlotTable
+from tt_impl.experts.streaming import ExpertStream
 from tt_impl.settings import default_settings
-from tt_impl.shadow import ShadowStore
-from tt_impl.slots import SlotTable
 from tt_impl.stats import StepStats
-from tt_impl.streaming import ExpertStream
 
 
 class Rig:

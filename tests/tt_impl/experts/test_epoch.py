@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tt_impl.epoch import ContentEpoch
-from tt_impl.policy import LeastRecentlyUsed
-from tt_impl.slots import SlotTable
+from tt_impl.experts.epoch import ContentEpoch
+from tt_impl.experts.policy import LeastRecentlyUsed
+from tt_impl.experts.slots import SlotTable
 
 
 def fill(table: SlotTable, expert: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tt_impl.slots import SlotTable
+from tt_impl.experts.slots import SlotTable
 
 
 def content_fingerprint(tables: Iterable[SlotTable]) -> int:

@@ -9,8 +9,8 @@ from oracle.errors import DeviceFault
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.device.protocol import DType
 from tt_impl.device.sim import SimDevice
-from tt_impl.expert_layout import CheckpointExperts, ExpertLayout
-from tt_impl.memo import FeedForwardWeights, Memo, MemoKey
+from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
+from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
 from tt_impl.stats import StepStats
 
 

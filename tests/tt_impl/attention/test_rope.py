@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tt_impl.attention.rope import rope_tables
 from tt_impl.device.protocol import DType
-from tt_impl.rope import rope_tables
 
 
 def test_tables_are_cos_and_sin_of_position_times_inverse_frequency() -> None:

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tt_impl.epoch import content_fingerprint
-from tt_impl.policy import HOTNESS_DECAY, POLICIES, Hotness, LeastRecentlyUsed
-from tt_impl.slots import SlotTable
+from tt_impl.experts.epoch import content_fingerprint
+from tt_impl.experts.policy import HOTNESS_DECAY, POLICIES, Hotness, LeastRecentlyUsed
+from tt_impl.experts.slots import SlotTable
 
 LAYER = 2
 History = Sequence[Sequence[int]]

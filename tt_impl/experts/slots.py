@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from oracle.errors import DeviceFault
-from tt_impl.policy import SlotPolicy
+from tt_impl.experts.policy import SlotPolicy
 
 
 class SlotState(Enum):

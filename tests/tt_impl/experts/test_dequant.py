@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tt_impl.dequant import E4M3FN_VALUES, dequantize
 from tt_impl.device.protocol import DType
+from tt_impl.experts.dequant import E4M3FN_VALUES, dequantize
 
 
 def test_every_byte_decodes_as_ml_dtypes_decodes_it() -> None:
