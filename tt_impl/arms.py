@@ -122,6 +122,17 @@ LEVERS: tuple[Lever, ...] = (
             ),
         ),
     ),
+    Lever(
+        "dispatch",
+        Choice("eager", "each op of a step is enqueued anew"),
+        (
+            Choice(
+                "captured",
+                "what lies between two waits of the host is captured once a sequence, and each step replays it",
+                "`replays` = (layers + 1) x `steps`, but for the very first step",
+            ),
+        ),
+    ),
 )
 
 BASES: Mapping[str, tuple[DType, NumericClass]] = {"bf16": (DType.BFLOAT16, "bf16"), "exact": (DType.FLOAT32, "fp32")}

@@ -12,7 +12,14 @@ from tt_impl.lifetimes import Scratch
 from tt_impl.router import Routing
 
 
-def combine(device: Device, scratch: Scratch, outputs: Mapping[int, Tensor], routings: Sequence[Routing], x: Tensor) -> Tensor:
+def combine(
+    device: Device,
+    scratch: Scratch,
+    outputs: Mapping[int, Tensor],
+    routings: Sequence[Routing],
+    x: Tensor,
+    into: Tensor | None = None,
+) -> Tensor:
     """[rows, hidden], rounded once to x's dtype; rows without a routing are zeros.
 
     One row takes its sum of the stacked outputs. Of several, each token's outputs are first picked from the stack by a product
@@ -25,6 +32,7 @@ def combine(device: Device, scratch: Scratch, outputs: Mapping[int, Tensor], rou
             none would spread.
         routings: of the tokens that there are.
         x: the experts' input [rows, hidden].
+        into: where the sum goes; None for a new tensor, `scratch`'s.
     """
     rows, stacked = x.shape[0], scratch.own(device.concat_rows(list(outputs.values())))
     if rows > 1:
@@ -37,6 +45,8 @@ def combine(device: Device, scratch: Scratch, outputs: Mapping[int, Tensor], rou
         weights[routing.row, first : first + routing.weights.size] = routing.weights
         first += routing.weights.size
     held = scratch.own(upload(device, "expert_weights", weights, DType.FLOAT32, Layout.TILE))
+    if into is not None:
+        return device.matmul(held, stacked, dtype=x.dtype, output=into)
     return scratch.own(device.matmul(held, stacked, dtype=x.dtype))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,12 +14,13 @@ from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
 from tt_impl.attention.kv_cache import PagedKvCache
+from tt_impl.attention.rope import RopeTables
 from tt_impl.census import declared_ops, named_ops
-from tt_impl.device.protocol import Device, DType, Layout, ReadHandle, Tensor
+from tt_impl.device.protocol import Device, DType, HostArray, Layout, ReadHandle, Tensor
 from tt_impl.experts.layout import ExpertSource
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.isolate import run_layer
-from tt_impl.layers import DecoderLayer
+from tt_impl.layers import DecoderLayer, Entered
 from tt_impl.lifetimes import Scratch
 from tt_impl.metering import Meter
 from tt_impl.operands import OperandWatch
@@ -27,6 +30,9 @@ from tt_impl.router import Routing
 from tt_impl.settings import DecoderSettings, check_settings
 from tt_impl.staging import WeightSource, stage
 from tt_impl.stats import StepStats
+from tt_impl.stretches import STRETCHES, Scopes
+
+T = TypeVar("T")
 
 
 class Decoder:
@@ -84,6 +90,7 @@ class Decoder:
         if user is not None and self._settings.users > 1:
             self._cache.restart(user)
             return
+        self._stretches.release()
         self._cache.close()
         self._cache = PagedKvCache(self._device, self._config, self._settings, self._stats)
 
@@ -139,21 +146,23 @@ class Decoder:
         taking = self._taking_part(tokens)
         positions = self._cache.advance(list(taking))
         self._pool.begin_step(tokens=len(taking))
-        device = self._device
-        with Scratch(device) as scratch:
-            hidden, embedding = self._embed(scratch, [token or 0 for token in tokens])
-            rope = self._residents.rope.rows(device, scratch, self._cache.rope_positions)
-            residuals: list[ReadHandle] = []
-            routings: list[list[Routing]] = []
-            for layer in self._layers:
-                after, routed = layer.forward(hidden, self._cache, rope)
-                hidden = scratch.own(after)
+        device, stretches = self._device, self._stretches
+        device.copy_host_to_device_tensor(np.array([[token or 0 for token in tokens]], np.uint32), self._ids)
+        residuals: list[ReadHandle] = []
+        routings: list[list[Routing]] = []
+        with stretches.step():
+            row, rope, entered = stretches.run(0, self._begin)
+            embedding = self._tap(row)
+            for number, following in enumerate(self._layers[1:]):
+                enter = partial(following.enter, cache=self._cache, rope=rope)
+                hidden, entered = self._past(number, entered, routings, enter)
                 residuals.append(self._tap(hidden))
-                routings.append(routed)
-            logits = self._logits(scratch, hidden)
+            hidden, logits = self._past(len(self._layers) - 1, entered, routings, self._logits)
+            residuals.append(self._tap(hidden))
+            final = self._read_logits(logits)
         self._stats.steps += 1
         self._stats.companion_steps += len(taking) - 1
-        self._stats.note_memory(device.get_memory_view().allocated_bytes)
+        self._stats.note_memory(self._device.get_memory_view().allocated_bytes)
         shown: list[StepEvidence | None] = [None] * len(tokens)
         streams, rows = [tap.array() for tap in residuals], embedding.array()
         for at, (user, token) in enumerate(taking.items()):
@@ -161,7 +170,7 @@ class Decoder:
             shown[user] = StepEvidence(
                 token=token,
                 position=positions[at],
-                logits=logits[user].copy(),
+                logits=final[user].copy(),
                 embedding=rows[user].view(np.uint8).copy(),
                 expert_ids=np.stack([routing.experts for routing in own]),
                 expert_weights=np.stack([routing.weights for routing in own]),
@@ -192,27 +201,45 @@ class Decoder:
                 raise UsageError(f"token id {token} is outside the vocabulary of {self._config.vocab_size}")
         return taking
 
-    def _embed(self, scratch: Scratch, tokens: Sequence[int]) -> tuple[Tensor, ReadHandle]:
-        """The residual stream before layer 0, [users, hidden], and the tap of the bf16 rows that it was made from."""
+    def _begin(self, scopes: Scopes) -> tuple[Tensor, RopeTables, Entered]:
+        """The ids' bf16 rows, the positions' rows of the RoPE tables, and layer 0 up to its router."""
         device = self._device
-        device.copy_host_to_device_tensor(np.array([tokens], np.uint32), self._ids)
-        row = scratch.own(device.embedding(self._ids, self._residents.embedding))
-        tap = self._tap(row)
-        if row.dtype is self._settings.activation:
-            return row, tap
-        return scratch.own(device.typecast(row, self._settings.activation)), tap
+        row = hidden = scopes.next.own(device.embedding(self._ids, self._residents.embedding))
+        if row.dtype is not self._settings.activation:
+            hidden = scopes.stretch.own(device.typecast(row, self._settings.activation))
+        rope = self._residents.rope.rows(device, scopes.step, self._cache.rope_positions)
+        return row, rope, self._layers[0].enter(scopes, hidden, self._cache, rope)
+
+    def _past(
+        self, number: int, entered: Entered, routings: list[list[Routing]], ops: Callable[[Scopes, Tensor], T]
+    ) -> tuple[Tensor, T]:
+        """Past the experts of layer `number`, which add to `routings`: the residual stream behind it, and what `ops` make of
+        that in the same stretch."""
+        layer = self._layers[number]
+        with Scratch(self._device) as scratch:
+            routed, own = layer.route(scratch, entered, self._cache.active, self._routed)
+            routings.append(own)
+
+            def stretch(scopes: Scopes) -> tuple[Tensor, T]:
+                hidden = layer.leave(scopes, entered, routed)
+                return hidden, ops(scopes, hidden)
+
+            return self._stretches.run(number + 1, stretch)
+
+    def _logits(self, scopes: Scopes, hidden: Tensor) -> Tensor:
+        """float32 [users, vocabulary], never rounded to bf16."""
+        device, residents = self._device, self._residents
+        normed = scopes.stretch.own(device.rms_norm(hidden, residents.final_norm, epsilon=self._config.rms_norm_eps))
+        return scopes.next.own(device.linear(normed, residents.lm_head, dtype=DType.FLOAT32))
 
     @phase("evidence")
     def _tap(self, tensor: Tensor) -> ReadHandle:
         return self._device.copy_device_to_host_tensor(tensor, blocking=False)
 
-    def _logits(self, scratch: Scratch, hidden: Tensor) -> np.ndarray:
-        """float32 [users, vocabulary], never rounded to bf16; this read settles all taps before it."""
-        device, residents = self._device, self._residents
-        normed = scratch.own(device.rms_norm(hidden, residents.final_norm, epsilon=self._config.rms_norm_eps))
-        logits = scratch.own(device.linear(normed, residents.lm_head, dtype=DType.FLOAT32))
-        with phase("logits"):
-            read = device.copy_device_to_host_tensor(logits, blocking=True)
+    @phase("logits")
+    def _read_logits(self, logits: Tensor) -> HostArray:
+        """This read settles all taps before it."""
+        read = self._device.copy_device_to_host_tensor(logits, blocking=True)
         self._stats.round_trips += 1
         return read.array()
 
@@ -227,9 +254,17 @@ class Decoder:
             DecoderLayer(device, config, layer, self._residents, self._pool, self._stats)
             for layer in range(config.num_hidden_layers)
         ]
+        self._stretches = STRETCHES[settings.dispatch](device, self._stats)
+        self._routed = None
+        if settings.dispatch == "captured":
+            shape = (settings.users, config.hidden_size)
+            self._routed = device.allocate_tensor_on_device(shape, settings.activation, Layout.TILE, "routed")
         self._stats.memory_before = device.get_memory_view().allocated_bytes
 
     def _close_state(self) -> None:
+        self._stretches.release()
+        if self._routed is not None:
+            self._device.deallocate(self._routed)
         self._pool.close()
         self._cache.close()
         self._device.deallocate(self._ids)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from oracle.errors import DeviceFault
 from tt_impl.device.protocol import Device, HostArray, Tensor
 from tt_impl.lifetimes import Scratch
-from tt_impl.router import Float32, Routing, sigmoid_weights
+from tt_impl.router import Float32, Routing, Scored, sigmoid_weights
 from tt_impl.stats import StepStats
 
 
@@ -33,16 +33,19 @@ class DeviceSelection:
         self._device = device
         self._bias = bias
 
-    def select(
-        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
-    ) -> list[Routing]:
+    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
         device = self._device
         scores = scratch.own(device.add(logits, self._bias))
         _, chosen = map(scratch.own, device.topk(scores, count))
-        selected = scratch.own(device.gather(logits, chosen))
+        return Scored(logits, chosen, scratch.own(device.gather(logits, chosen)))
+
+    def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:
+        device, logits = self._device, scored.logits
+        assert scored.chosen is not None, "not of `score`"
+        assert scored.selected is not None, "not of `score`"
         stats.device_topks += 1
-        ids = device.copy_device_to_host_tensor(chosen, blocking=False)
-        values = device.copy_device_to_host_tensor(selected, blocking=True)
+        ids = device.copy_device_to_host_tensor(scored.chosen, blocking=False)
+        values = device.copy_device_to_host_tensor(scored.selected, blocking=True)
         stats.round_trips += 1
         shown = device.copy_device_to_host_tensor(logits, blocking=False)
         routings = []

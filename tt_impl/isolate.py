@@ -11,6 +11,7 @@ from tt_impl.device.protocol import Device, DType, Layout
 from tt_impl.experts.memo import upload
 from tt_impl.layers import DecoderLayer
 from tt_impl.lifetimes import Scratch
+from tt_impl.stretches import Scopes
 
 
 def run_layer(
@@ -27,12 +28,14 @@ def run_layer(
     for row in inputs:
         cache.advance()  # of the first user; the others' rows are the same, and idle
         with Scratch(device) as scratch:
+            scopes = Scopes(scratch, scratch, scratch)
             hidden = scratch.own(
                 upload(
                     device, "layer_input", np.repeat(row[None], users, axis=0).astype(activation.host), activation, Layout.TILE
                 )
             )
-            after, _ = layer.forward(hidden, cache, rope.rows(device, scratch, cache.rope_positions))
-            read = device.copy_device_to_host_tensor(scratch.own(after), blocking=True)
+            entered = layer.enter(scopes, hidden, cache, rope.rows(device, scratch, cache.rope_positions))
+            routed, _ = layer.route(scratch, entered, cache.active)
+            read = device.copy_device_to_host_tensor(layer.leave(scopes, entered, routed), blocking=True)
             outputs.append(read.array()[0].astype(np.float32))
     return np.stack(outputs)

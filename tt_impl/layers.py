@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.attention.kv_cache import PagedKvCache
 from tt_impl.attention.rope import RopeTables
@@ -10,13 +13,22 @@ from tt_impl.device.protocol import Device, Tensor
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.moe import MixtureOfExperts
-from tt_impl.router import Routing
+from tt_impl.router import Routing, Scored
 from tt_impl.staging import Residents
 from tt_impl.stats import StepStats
+from tt_impl.stretches import Scopes
+
+
+class Entered(NamedTuple):
+    """A layer before its experts: the residual stream after its first addition, that normalized, and its router's scores."""
+
+    middle: Tensor
+    x: Tensor
+    scored: Scored
 
 
 class DecoderLayer:
-    """Layer `layer` over its resident weights and the routed experts of `pool`."""
+    """Layer `layer` over its resident weights and the routed experts of `pool`: `enter`, `route`, `leave`."""
 
     def __init__(
         self,
@@ -33,21 +45,30 @@ class DecoderLayer:
         self._attention = Attention(device, config, layer, self._weights)
         self._experts = MixtureOfExperts(device, config, layer, self._weights, pool, stats)
 
-    def forward(self, hidden: Tensor, cache: PagedKvCache, rope: RopeTables) -> tuple[Tensor, list[Routing]]:
-        """The residual stream [users, hidden] before the layer -> after its second addition; the caller frees both.
-        Routings are of the users that take part, in their order.
+    def enter(self, scopes: Scopes, hidden: Tensor, cache: PagedKvCache, rope: RopeTables) -> Entered:
+        """From the residual stream [users, hidden] before the layer to its router's scores; these live to the next stretch.
 
         Args:
             rope: the rows of the cache's positions.
         """
-        weights = self._weights
-        with Scratch(self._device) as scratch:
-            x = self._norm(scratch, hidden, weights.input_layernorm)
-            attended = self._norm(scratch, self._attention.forward(scratch, x, cache, rope), weights.post_attn_norm)
-            middle = scratch.own(self._device.add(hidden, attended))
-            x = self._norm(scratch, middle, weights.post_attention_layernorm)
-            mixed, routings = self._experts.forward(scratch, x, cache.active)
-            return self._device.add(middle, self._norm(scratch, mixed, weights.post_ffn_norm)), routings
+        weights, stretch, later = self._weights, scopes.stretch, scopes.next
+        x = self._norm(stretch, hidden, weights.input_layernorm)
+        attended = self._norm(stretch, self._attention.forward(stretch, x, cache, rope), weights.post_attn_norm)
+        middle = later.own(self._device.add(hidden, attended))
+        x = self._norm(later, middle, weights.post_attention_layernorm)
+        return Entered(middle, x, self._experts.score(later, x))
+
+    def route(
+        self, scratch: Scratch, entered: Entered, users: Sequence[int], into: Tensor | None = None
+    ) -> tuple[Tensor, list[Routing]]:
+        """The routed experts' sum, in `into` if that is given, and where each token of `users` went, in their order: what
+        depends on data, so the host waits, and part of no stretch."""
+        return self._experts.routed(scratch, entered.x, entered.scored, users, into)
+
+    def leave(self, scopes: Scopes, entered: Entered, routed: Tensor) -> Tensor:
+        """The residual stream after the layer's second addition; it lives to the next stretch."""
+        mixed = self._experts.with_shared(scopes.stretch, entered.x, routed)
+        return scopes.next.own(self._device.add(entered.middle, self._norm(scopes.stretch, mixed, self._weights.post_ffn_norm)))
 
     def _norm(self, scratch: Scratch, x: Tensor, weight: Tensor) -> Tensor:
         return scratch.own(self._device.rms_norm(x, weight, epsilon=self._epsilon))

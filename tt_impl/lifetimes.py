@@ -26,6 +26,10 @@ class Scratch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        deallocate = self._device.deallocate
-        for tensor in reversed(self._tensors):
-            deallocate(tensor)
+        self.close()
+
+    def close(self) -> None:
+        """Deallocate them now; more may be owned afterwards."""
+        deallocate, tensors = self._device.deallocate, self._tensors
+        while tensors:
+            deallocate(tensors.pop())

@@ -11,7 +11,7 @@ from tt_impl.experts.memo import FeedForwardWeights
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.lifetimes import Scratch
 from tt_impl.phases import phase
-from tt_impl.router import Routing
+from tt_impl.router import Routing, Scored
 from tt_impl.staging import LayerWeights
 from tt_impl.stats import StepStats
 
@@ -35,25 +35,36 @@ class MixtureOfExperts:
         self._pool = pool
         self._stats = stats
 
-    def forward(self, scratch: Scratch, x: Tensor, users: Sequence[int]) -> tuple[Tensor, list[Routing]]:
-        """x [rows, hidden], normalized -> the same, and where each token of `users` went; other rows mean nothing."""
+    def score(self, later: Scratch, x: Tensor) -> Scored:
+        """What the host chooses the experts of x [rows, hidden], normalized, by; it lives as long as `later`."""
+        with phase("router"):
+            logits = later.own(self._device.linear(x, self._weights.router, dtype=DType.FLOAT32))
+            return self._weights.selection.score(later, logits, self._count)
+
+    def routed(
+        self, scratch: Scratch, x: Tensor, scored: Scored, users: Sequence[int], into: Tensor | None
+    ) -> tuple[Tensor, list[Routing]]:
+        """The routed experts' sum [rows, hidden], in `into` if that is given, and where each token of `users` went; other rows
+        mean nothing."""
         device, pool = self._device, self._pool
         with phase("router"):
-            logits = scratch.own(device.linear(x, self._weights.router, dtype=DType.FLOAT32))
-            routings = self._weights.selection.select(scratch, logits, self._count, self._stats, users)
+            routings = self._weights.selection.choose(scored, self._count, self._stats, users)
         asked = list(dict.fromkeys(expert for routing in routings for expert in routing.experts.tolist()))
         outputs: dict[int, Tensor] = {}
         for group in pool.groups(self._layer, asked):
             pool.make_resident(self._layer, group)
             for expert in group:
-                outputs[expert] = scratch.own(self._feed_forward(x, pool.use(self._layer, expert)))
+                with Scratch(device) as passing:
+                    outputs[expert] = scratch.own(self._feed_forward(passing, x, pool.use(self._layer, expert)))
             pool.release(self._layer)
-        routed = combine(device, scratch, outputs, routings, x)
-        shared = scratch.own(self._feed_forward(x, self._weights.shared))
-        return scratch.own(device.add(routed, shared)), routings
+        return combine(device, scratch, outputs, routings, x, into), routings
 
-    def _feed_forward(self, x: Tensor, weights: FeedForwardWeights) -> Tensor:
-        """down(silu(gate x) * (up x)), [rows, hidden]; the caller frees it."""
-        with Scratch(self._device) as scratch:
-            hidden = scratch.own(self._device.swiglu(scratch.own(self._device.linear(x, weights.up_gate))))
-            return self._device.linear(hidden, weights.down)
+    def with_shared(self, scratch: Scratch, x: Tensor, routed: Tensor) -> Tensor:
+        """`routed` and the shared expert's output for x."""
+        shared = scratch.own(self._feed_forward(scratch, x, self._weights.shared))
+        return scratch.own(self._device.add(routed, shared))
+
+    def _feed_forward(self, scratch: Scratch, x: Tensor, weights: FeedForwardWeights) -> Tensor:
+        """down(silu(gate x) * (up x)), [rows, hidden]; the caller frees it, and `scratch` what is on the way."""
+        hidden = scratch.own(self._device.swiglu(scratch.own(self._device.linear(x, weights.up_gate))))
+        return self._device.linear(hidden, weights.down)

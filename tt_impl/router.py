@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +41,33 @@ class Routing:
         return np.asarray(self.read.array()[self.row], np.float32)
 
 
-class Selection(Protocol):
-    """How one layer's experts are chosen."""
+class Scored(NamedTuple):
+    """What the device has for the host to choose by.
 
-    def select(
-        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
-    ) -> list[Routing]:
-        """The top `count` of the device's logits, FLOAT32 TILE [rows, experts], plus the layer's bias, for the rows of `users`
-        and no others; what it waits for, once for all of them, is counted in `stats`. Raises DeviceFault for logits or ids
-        that can't be."""
+    Attributes:
+        logits: FLOAT32 TILE [rows, experts].
+        chosen, selected: where the device has chosen: ids and their logits, TILE [rows, k].
+    """
+
+    logits: Tensor
+    chosen: Tensor | None = None
+    selected: Tensor | None = None
+
+
+class Selection(Protocol):
+    """How one layer's experts are chosen: what the device does, and what the host then does."""
+
+    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
+        """Enqueue the ops for choosing the top `count` of `logits`, FLOAT32 TILE [rows, experts], plus the layer's bias. What
+        they give lives as long as `scratch`."""
+        ...
+
+    def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:
+        """Of the rows of `users`, and no others. What it waits for, once for all of them, is counted in `stats`.
+
+        Raises:
+            DeviceFault: logits or ids that can't be.
+        """
         ...
 
 
@@ -77,10 +95,11 @@ class HostSelection:
         self._device = device
         self._bias = bias
 
-    def select(
-        self, scratch: Scratch, logits: Tensor, count: int, stats: StepStats, users: Sequence[int] = (0,)
-    ) -> list[Routing]:
-        read = self._device.copy_device_to_host_tensor(logits, blocking=True)
+    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
+        return Scored(logits)
+
+    def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:
+        read = self._device.copy_device_to_host_tensor(scored.logits, blocking=True)
         stats.round_trips += 1
         rows, bias = np.asarray(read.array(), np.float32), self._bias.values(stats)
         chosen = [top_experts(rows[user], bias, count) for user in users]

@@ -43,6 +43,7 @@ class DecoderSettings:
             lowest id wins**.
         policy: who is evicted, by the names of `policy.POLICIES`.
         block: positions of a KV block.
+        dispatch: each op of a step enqueued anew, or the stretches between the host's waits captured and replayed.
     """
 
     activation: DType
@@ -59,6 +60,7 @@ class DecoderSettings:
     policy: Literal["hotness", "lru"] = "hotness"
     topk: Literal["host", "device"] = "host"
     block: Literal["32", "16"] = "32"
+    dispatch: Literal["eager", "captured"] = "eager"
 
     @property
     def block_size(self) -> int:

@@ -41,10 +41,13 @@ class StepStats:
         epoch_resets: steps that found the slots' content changed since the step before began.
         bytes_written, bytes_read: host to device and back, packed, counted on the decoder's side of the device's interface
             -> the same names.
+        captures, replays: traces captured and executed (`dispatch=captured`), one for each stretch of a step
+            -> `traces_captured`, `traces_executed`.
+        trace_bytes: device bytes that traces hold now.
         kv_bytes: device bytes that keys and values take, by the device's own account of its memory: what `plans.kv_plan`
             plans for the settings, whatever has been decoded.
         memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
-            difference is `memo_bytes`.
+            difference is `memo_bytes` and `trace_bytes`.
         memory_leaked: the most by which they were off that after any step; 0.
     """
 
@@ -73,6 +76,9 @@ class StepStats:
     epoch_resets: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
+    captures: int = 0
+    replays: int = 0
+    trace_bytes: int = field(default=0, metadata=_LEVEL)
     kv_bytes: int = field(default=0, metadata=_LEVEL)
     memory_before: int = field(default=0, metadata=_LEVEL)
     memory_after: int = field(default=0, metadata=_LEVEL)
@@ -81,7 +87,7 @@ class StepStats:
     def note_memory(self, allocated: int) -> None:
         """How many bytes the device has allocated at the end of a step."""
         self.memory_after = allocated
-        self.memory_leaked = max(self.memory_leaked, abs(allocated - self.memory_before - self.memo_bytes))
+        self.memory_leaked = max(self.memory_leaked, abs(allocated - self.memory_before - self.memo_bytes - self.trace_bytes))
 
     def counts(self) -> Mapping[str, int]:
         return asdict(self)

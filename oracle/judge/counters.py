@@ -65,6 +65,11 @@ def _same(first: str, second: str) -> Rule:
     return Rule(f"{first} = {second}", (first, second), lambda c, _: c[first] == c[second])
 
 
+def _same_if_ever(own: str, device: str) -> Rule:
+    """As `_same`; a device that never came to it does not state it."""
+    return Rule(f"{own} = {device}", (own,), lambda c, _: c[own] == c[device], or_zero=(device,))
+
+
 def _moves(name: str) -> Rule:
     return Rule(f"{name} > 0", (name,), lambda c, _: c[name] > 0)
 
@@ -83,16 +88,18 @@ RULES: tuple[Rule, ...] = (
         ("steps", "rereads", "bias_reads", "device.blocking_reads"),
         lambda c, k: (k.layers + 1) * c["steps"] + c["rereads"] + c["bias_reads"] == c["device.blocking_reads"],
     ),
-    Rule(
-        "device_topks = device.op.topk",
-        ("device_topks",),
-        lambda c, _: c["device_topks"] == c["device.op.topk"],
-        or_zero=("device.op.topk",),
-    ),
+    _same_if_ever("device_topks", "device.op.topk"),
     Rule(
         "the device chooses the experts of every layer and step, or of none",
         ("device_topks", "steps"),
         lambda c, k: c["device_topks"] in (0, k.layers * c["steps"]),
+    ),
+    _same_if_ever("captures", "device.traces_captured"),
+    _same_if_ever("replays", "device.traces_executed"),
+    Rule(
+        "what is captured is replayed, and nothing else",
+        ("captures", "replays"),
+        lambda c, _: c["replays"] >= c["captures"] and (c["replays"] == 0) == (c["captures"] == 0),
     ),
     Rule(
         "slot hits and misses are the uses",
@@ -131,9 +138,9 @@ RULES: tuple[Rule, ...] = (
         lambda c, _: c["memo_misses"] >= c["memo_evictions"] + c["memo_releases"],
     ),
     Rule(
-        "device memory grows by the memos held and nothing else",
-        ("memory_before", "memory_after", "memo_bytes"),
-        lambda c, _: c["memory_after"] - c["memory_before"] == c["memo_bytes"] > 0,
+        "device memory grows by the memos held, what traces hold, and nothing else",
+        ("memory_before", "memory_after", "memo_bytes", "trace_bytes"),
+        lambda c, _: c["memory_after"] - c["memory_before"] - c["trace_bytes"] == c["memo_bytes"] > 0,
     ),
     Rule("nor did it after any step", ("memory_leaked",), lambda c, _: c["memory_leaked"] == 0),
     Rule(
@@ -152,7 +159,7 @@ RULES: tuple[Rule, ...] = (
 
 class CountersGate:
     name = "counters"
-    definition = {"version": 1, "metric": "counters", "statistic": "rules", "rules": tuple(rule.says for rule in RULES)}
+    definition = {"version": 2, "metric": "counters", "statistic": "rules", "rules": tuple(rule.says for rule in RULES)}
     blind_to = "a counter of the device that is wrong itself, and two counters that one fault moves alike"
     needs_alignment = False
 
@@ -197,7 +204,7 @@ class CountersGate:
             "memo_bytes": 3,
             "memo_bytes_peak": 3,
             "memory_before": 10,
-            "memory_after": 13,
+            "memory_after": 18,
             "memory_leaked": 0,
             "staged_bytes": fills * known.expert_bytes,
             "verified_bytes": fills * known.expert_bytes,
@@ -207,6 +214,11 @@ class CountersGate:
             "rereads": 1,
             "bias_reads": 1,
             "device_topks": 0,
+            "captures": 1,
+            "replays": 2,
+            "trace_bytes": 5,
+            "device.traces_captured": 1,
+            "device.traces_executed": 2,
             "device.blocking_reads": (known.layers + 1) * known.steps + 2,
             "device.ops": 1,
         }
@@ -238,6 +250,12 @@ class CountersGate:
             "a blocking read not counted": off("device.blocking_reads"),
             "a choice of the device not counted": at(device__op__topk=counts["device_topks"] + 1),
             "a choice of the device in one layer alone": at(device_topks=1, device__op__topk=1),
+            "a capture not counted": at(
+                captures=counts["captures"] + 1, replays=counts["replays"] + 1, device__traces_executed=counts["replays"] + 1
+            ),
+            "a replay not counted": at(captures=1, device__traces_captured=1, replays=2, device__traces_executed=3),
+            "a capture never replayed": at(captures=1, device__traces_captured=1, replays=0, device__traces_executed=0),
+            "a trace that holds more": off("trace_bytes"),
             "slot hits lost": off("slot_hits", by=-1),
             "memo hits lost": off("memo_hits", by=-1),
             "a staged byte too many": off("staged_bytes"),
@@ -255,7 +273,7 @@ class CountersGate:
             "more memos dropped than made": at(memo_releases=counts["memo_misses"]),
             "device memory that grows": off("memory_after"),
             "device memory that grew in between": at(memory_leaked=32),
-            "memos that hold nothing": at(memory_after=counts["memory_before"], memo_bytes=0),
+            "memos that hold nothing": at(memory_after=counts["memory_before"] + counts["trace_bytes"], memo_bytes=0),
             "memos held beyond their peak": at(memo_bytes_peak=counts["memo_bytes"] - 1),
             "an epoch never reset": at(epoch_resets=0),
             "drains at 0": at(drains=0, device__synchronizes=0),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from tt_impl.device.protocol import CaptureRecord
 
 if TYPE_CHECKING:
     from tt_impl.device.sim.event_log import EventLog
@@ -26,3 +28,6 @@ class Logged:
 
     def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
         return self._log.recorded_ops()
+
+    def take_captures(self) -> Sequence[CaptureRecord]:
+        return self._log.captures.take()

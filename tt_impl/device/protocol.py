@@ -133,6 +133,24 @@ class Trace(Protocol):
     def identity(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class CaptureRecord:
+    """What a device noted of one captured trace.
+
+    Attributes:
+        calls: what it was asked for between begin and end, by name, and how often, sorted: `op.NAME` for an op; a free, which
+            is let in too, by its name in the event log.
+        replays: how often the trace was executed.
+        operands: labels of the tensors that its ops take, those of its own outputs among them, sorted.
+        changed: of them, those that the host wrote after the capture and before a replay, sorted.
+    """
+
+    calls: tuple[tuple[str, int], ...]
+    replays: int
+    operands: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
 class Device(Protocol):
     """One opened card with one or two in-order asynchronous command queues. Ops run on queue 0.
 
@@ -157,6 +175,10 @@ class Device(Protocol):
 
     def recorded_ops(self) -> Sequence[tuple[str, tuple[str, ...]]]:
         """Take what was kept since recording began or it was last taken, in the order of calls; replayed ops too."""
+        ...
+
+    def take_captures(self) -> Sequence[CaptureRecord]:
+        """Take what was noted of captures since the last time; of traces that are still there, their replays since then."""
         ...
 
     def get_memory_view(self) -> MemoryView: ...
@@ -237,8 +259,8 @@ class Device(Protocol):
         """x TILE [R, in], weight TILE [out, in] -> [R, out] in `dtype` (x's when None; FLOAT32 and BFLOAT16)."""
         ...
 
-    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType) -> Tensor:
-        """a TILE [R, K], b TILE [K, C] -> [R, C] in `dtype`."""
+    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType, output: Tensor | None = None) -> Tensor:
+        """a TILE [R, K], b TILE [K, C] -> [R, C] in `dtype`; into `output`, of just that kind, where it is given."""
         ...
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:

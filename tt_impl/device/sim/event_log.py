@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from tt_impl.device.captures import CaptureBook
 from tt_impl.device.protocol import Tensor
-from tt_impl.device.sim.trace import CapturedOp, SimTrace
+from tt_impl.device.sim.trace import CapturedOp
 
 if TYPE_CHECKING:
     from tt_impl.device.sim.injector import FaultInjector
+
+
+class TakesOps(Protocol):
+    """A trace being captured."""
+
+    def note_op(self, op: CapturedOp) -> None: ...
 
 
 class EventLog:
@@ -26,12 +33,14 @@ class EventLog:
     Attributes:
         injector: told of each op and event while a plan wants to know.
         capture: the trace being captured; its ops are noted in it instead.
+        captures: what is asked for within captures.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.injector: FaultInjector | None = None
-        self.capture: SimTrace | None = None
+        self.capture: TakesOps | None = None
+        self.captures = CaptureBook()
         self._record: list[tuple[str, tuple[str, ...]]] | None = None
         self._counts: Counter[str] = Counter()
         self._ops: Counter[str] = Counter()
@@ -45,8 +54,9 @@ class EventLog:
         if self.injector is not None:
             self.injector.event(self.number)
 
-    def note_write(self, nbytes: int) -> None:
+    def note_write(self, nbytes: int, tensor: Tensor) -> None:
         self.note("writes")
+        self.captures.written(tensor)
         self._counts["bytes_written"] += nbytes
 
     def note_read(self, nbytes: int, *, blocking: bool) -> None:
@@ -72,6 +82,7 @@ class EventLog:
     def note_op(self, name: str, dram_bytes: int = 0, flops: int = 0, operands: Sequence[Tensor] = ()) -> None:
         if self.capture is not None:
             self.capture.note_op(CapturedOp(name, dram_bytes, flops, operands))
+            self.captures.call(f"op.{name}", operands)
             self.note("captured_ops")
             return
         if self._record is not None:

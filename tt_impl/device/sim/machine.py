@@ -107,6 +107,8 @@ class SimMachine(Logged):
         buffer = self._owned(tensor).buffer
         self._dram.free(buffer, "deallocate", self._log.number + 1)
         self._log.note("deallocations")
+        if self._queue.capture is not None:
+            self._log.captures.call("deallocations")
         if buffer.owner is None or not self._tracer.keeps(buffer):
             self._reclaim(buffer)
 
@@ -134,7 +136,7 @@ class SimMachine(Logged):
             else:
                 injector.write(buffer, land, cq_id)
 
-        self._log.note_write(packed.size)
+        self._log.note_write(packed.size, target)
         self._queue.enqueue(run, cq_id)
 
     def copy_device_to_host_tensor(

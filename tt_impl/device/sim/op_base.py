@@ -48,6 +48,14 @@ class OpBase(SimMemory):
         self._operate(op, operands, shape, footprint(shape, dtype, layout)[0])
         return self._new_tensor(shape, dtype, layout, op)
 
+    def _into(self, op: str, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: DType, output: Tensor) -> SimTensor:
+        """As `_result`, in a TILE tensor that is there and is none of the operands."""
+        fits = output.shape == shape and output.dtype is dtype and output.layout is Layout.TILE
+        require(op, fits, f"an output TILE {dtype.label} {list(shape)} is needed", output)
+        require(op, all(output is not operand for operand in operands), "it cannot write over its own operand", output)
+        self._operate(op, (*operands, output), shape)
+        return self._owned(output)
+
     def _enqueue(self, run: Callable[[], None]) -> None:
         self._queue.enqueue(run)
 

@@ -91,12 +91,17 @@ class RowOps(OpBase):
         self._enqueue(lambda: self._store_product(out, kernels.linear(self._load(x), self._load(weight))))
         return out
 
-    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType) -> SimTensor:
+    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType, output: Tensor | None = None) -> SimTensor:
         """As `linear`; summed over rising K."""
         require_tiles("matmul", MATRIX, a, b)
         fits = len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
         require("matmul", fits, "matrices [R, K] and [K, C] are needed", a, b)
-        out = self._result("matmul", (a, b), (a.shape[0], b.shape[1]), _product_dtype("matmul", dtype, a))
+        shape, dtype = (a.shape[0], b.shape[1]), _product_dtype("matmul", dtype, a)
+        out = (
+            self._result("matmul", (a, b), shape, dtype)
+            if output is None
+            else self._into("matmul", (a, b), shape, dtype, output)
+        )
         self._enqueue(lambda: self._store_product(out, kernels.matmul(self._load(a), self._load(b))))
         return out
 

@@ -43,6 +43,7 @@ class Tracer:
         self._count += 1
         trace = SimTrace(self._count)
         self._queues.capture = self._log.capture = trace
+        self._log.captures.begin(trace.identity)
         return trace
 
     def end(self, trace: Trace) -> None:
@@ -50,6 +51,7 @@ class Tracer:
             raise self._fault("trace-capture", f"end_trace_capture of trace {trace.identity}, which is not being captured")
         self._queues.capture.state = TraceState.READY
         self._queues.capture = self._log.capture = None
+        self._log.captures.end()
 
     def execute(self, trace: Trace, *, blocking: bool) -> None:
         """Enqueue the trace's commands."""
@@ -65,6 +67,7 @@ class Tracer:
             self._log.note_wait("traces_executed")
         else:
             self._log.note("traces_executed")
+        self._log.captures.replayed(ready.identity)
         for command, op in ready.steps:
             if op is not None:
                 self._log.note_replayed_op(op)
@@ -77,6 +80,7 @@ class Tracer:
         ready = self._ready(trace, "release_trace")
         self._log.note("traces_released")
         ready.state = TraceState.RELEASED
+        self._log.captures.released(ready.identity)
         for buffer in ready.outputs.values():
             if buffer.is_allocated:
                 self._dram.free(buffer, "release_trace", self._log.number)

@@ -41,6 +41,16 @@ class TtnnAdaptation(TtnnMemory):
             value = self.ttnn.reshape(value, self.ttnn.Shape(list(wanted)), self.ttnn.Shape(padded))
         return self._adopt(value, shape, dtype, Layout.TILE, name)
 
+    def _filled(
+        self, name: str, output: Tensor, shape: tuple[int, ...], dtype: DType, operands: Sequence[Tensor]
+    ) -> TtnnTensor:
+        """A tensor that an op is to write, whose bytes then are new; it is none of the operands."""
+        fits = output.shape == shape and output.dtype is dtype and output.layout is Layout.TILE
+        require(name, fits and all(output is not operand for operand in operands), output)
+        into = self._live(output, name)
+        into.generation += 1
+        return into
+
     def _on_the_way(self, value: Any) -> Any:
         """An intermediate of an op: freed with its last reference, unless a trace being captured names it by address."""
         if self._capturing is not None:

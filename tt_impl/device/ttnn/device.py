@@ -104,15 +104,19 @@ class TtnnDevice(TtnnAdaptation):
             )
             return self._result("linear", out, (x.shape[0], weight.shape[0]), dtype or x.dtype)
 
-    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType) -> TtnnTensor:
+    def matmul(self, a: Tensor, b: Tensor, *, dtype: DType, output: Tensor | None = None) -> TtnnTensor:
         """As the protocol says; where K does not fill its tiles, b's padding is zeroed first: it takes part in the sums."""
         fits = a.layout is b.layout is _TILE and len(a.shape) == len(b.shape) == 2
         require("matmul", fits and a.shape[1] == b.shape[0] and dtype in _PRODUCTS, a, b)
         with self._op("matmul", (a, b)) as (left, right):
             if b.shape[0] % TILE_SIDE:
                 right = self._on_the_way(self.ttnn.fill_implicit_tile_padding(right, 0.0))
-            out = self.ttnn.matmul(left, right, dtype=ttnn_dtype(self.ttnn, dtype), compute_kernel_config=self._precise())
-            return self._result("matmul", out, (a.shape[0], b.shape[1]), dtype)
+            how = {"dtype": ttnn_dtype(self.ttnn, dtype), "compute_kernel_config": self._precise()}
+            if output is not None:
+                into = self._filled("matmul", output, (a.shape[0], b.shape[1]), dtype, (a, b))
+                self.ttnn.matmul(left, right, optional_output_tensor=into.value, **how)
+                return into
+            return self._result("matmul", self.ttnn.matmul(left, right, **how), (a.shape[0], b.shape[1]), dtype)
 
     def add(self, a: Tensor, b: Tensor) -> TtnnTensor:
         return self._elementwise("add", a, b)

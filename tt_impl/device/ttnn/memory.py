@@ -11,6 +11,7 @@ from oracle.errors import DeviceFault, SubjectError
 from tt_impl.device.logged import Logged
 from tt_impl.device.protocol import Bytes, DType, Event, HostArray, Layout, MemoryView, Tensor, Trace
 from tt_impl.device.sim.event_log import EventLog
+from tt_impl.device.sim.trace import CapturedOp
 from tt_impl.device.ttnn.guards import not_on_mock, refusals
 from tt_impl.device.ttnn.held import held_shape, host_tensor, packed_host_bytes, ttnn_dtype, ttnn_layout
 from tt_impl.device.ttnn.runtime import open_mesh
@@ -37,7 +38,12 @@ class TtnnTrace:
         self.identity, self.cq_id, self.handle = identity, cq_id, handle
         self.kept: list[Any] = []
         self.outputs: list[TtnnTensor] = []
+        self.ops: list[CapturedOp] = []
         self.released = False
+
+    def note_op(self, op: CapturedOp) -> None:
+        """It runs again with each replay."""
+        self.ops.append(op)
 
 
 class TtnnMemory(Logged):
@@ -104,6 +110,8 @@ class TtnnMemory(Logged):
             raise DeviceFault("double-free", f"deallocate of {owned.label} (buffer {owned.identity}), which is free")
         owned.is_allocated = False
         self._log.note("deallocations")
+        if self._capturing is not None:
+            self._log.captures.call("deallocations")
         if owned.trace is None:
             self.ttnn.deallocate(owned.value)
 
@@ -122,7 +130,7 @@ class TtnnMemory(Logged):
         with refusals(f"copy_host_to_device_tensor {target.label}"):
             self.ttnn.copy_host_to_device_tensor(host, target.value, cq_id=cq_id)
         target.generation += 1
-        self._log.note_write(nbytes)
+        self._log.note_write(nbytes, target)
         if self._flights.take_off(cq_id, host, nbytes=nbytes):
             self.ttnn.synchronize_device(self._mesh, cq_id)
             self._flights.land(cq_id, self._log.number)
@@ -187,18 +195,20 @@ class TtnnMemory(Logged):
         self._require_no_capture("begin_trace_capture")
         self._require_queue(cq_id)
         not_on_mock("begin_trace_capture", self._is_mock)
-        self._log.note("traces_begun")
+        self._log.note("traces_captured")
         with refusals("begin_trace_capture"):
             handle = self.ttnn.begin_trace_capture(self._mesh, cq_id=cq_id)
         self._traces += 1
-        self._capturing = TtnnTrace(self._traces, cq_id, handle)
+        self._capturing = self._log.capture = TtnnTrace(self._traces, cq_id, handle)
+        self._log.captures.begin(self._traces)
         return self._capturing
 
     def end_trace_capture(self, trace: Trace, *, cq_id: int = 0) -> None:
         captured = self._trace(trace, "end_trace_capture")
         if captured is not self._capturing or cq_id != captured.cq_id:
             raise DeviceFault("trace-capture", f"end_trace_capture: trace {captured.identity} is not captured on queue {cq_id}")
-        self._capturing = None
+        self._capturing = self._log.capture = None
+        self._log.captures.end()
         with refusals("end_trace_capture"):
             self.ttnn.end_trace_capture(self._mesh, captured.handle, cq_id=cq_id)
 
@@ -208,11 +218,14 @@ class TtnnMemory(Logged):
         captured = self._trace(trace, "execute_trace")
         not_on_mock("execute_trace", self._is_mock)
         if blocking:
-            self._log.note_wait("trace_replays")
+            self._log.note_wait("traces_executed")
         else:
-            self._log.note("trace_replays")
+            self._log.note("traces_executed")
+        self._log.captures.replayed(captured.identity)
         with refusals("execute_trace"):
             self.ttnn.execute_trace(self._mesh, captured.handle, cq_id=cq_id, blocking=blocking)
+        for op in captured.ops:
+            self._log.note_replayed_op(op)
         for tensor in captured.outputs:
             tensor.generation += 1
         if blocking:
@@ -224,6 +237,8 @@ class TtnnMemory(Logged):
         with refusals("release_trace"):
             self.ttnn.release_trace(self._mesh, captured.handle)
         captured.released = True
+        self._log.note("traces_released")
+        self._log.captures.released(captured.identity)
         for tensor in captured.outputs:
             tensor.is_allocated = False
         for value in captured.kept:
