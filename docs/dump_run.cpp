@@ -321,7 +321,7 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"name", name}, {"numeric_class", "bf16"}, {"arm", "default"}, {"required_gates", gates}, {"device", device},
         {"libraries", std::vector<Json>{}}};  // name yours with their build times: a stale one is red
     std::map<string, Json> document{
-        {"schema", "kolibri-run/3"},
+        {"schema", "kolibri-run/4"},
         {"identity", identity},
         {"golden_digest", golden.digest},
         {"prompts", prompts},
@@ -331,6 +331,7 @@ void write_run(Engine& engine, const Golden& golden, const string& name, const f
         {"operands", Json()},
         {"census", Json()},
         {"repeats", Json()},
+        {"captures", Json()},
         {"ops", Json()},
         {"stats", std::map<string, Json>{{"steps", int64_t(golden.arrays.at("top_ids").shape[0] * 2)}}},
         {"environment", std::map<string, Json>{{"compiler", __VERSION__}}},

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from oracle.judge.capture import region_findings
+from oracle.judge.capture_controls import capture_controls
 from oracle.judge.census import undeclared
 from oracle.judge.census_controls import census_controls
 from oracle.judge.control_result import ControlResult
@@ -58,12 +60,17 @@ def _census_red(outcome: PromptOutcome) -> bool:
     return outcome.census is not None and bool(outcome.census.violations or undeclared(outcome.census))
 
 
+def _captures_red(outcome: PromptOutcome) -> bool:
+    return bool(region_findings(outcome.captures))
+
+
 AUDITED: Mapping[str, Auditing] = {
     "slots": Auditing(slot_controls, _slots_red),
     "staging": Auditing(resident_controls, _residents_red),
     "operands": Auditing(operand_controls, _operands_red),
     "ops": Auditing(lambda _: ops_controls(), _ops_red),
     "census": Auditing(census_controls, _census_red),
+    "capture": Auditing(lambda _: capture_controls(), _captures_red),
 }
 """By gate."""
 

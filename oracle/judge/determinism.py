@@ -27,7 +27,8 @@ REPEAT_STEPS = 24
 
 LOGITS = ("argmax", "logits_at_golden", "top_ids", "top_logits", "logsumexp", "non_finite")
 LAYERS = ("sketch", "expert_ids", "expert_weights", "non_finite_routing")
-_WHAT = ("logits", "what its layers show")
+DIGESTED = ("logits", "what its layers show")
+"""What the two digests of a position are of."""
 
 
 class DeterminismGate:
@@ -112,7 +113,7 @@ def _of_one(repeat: Repeat, expected: tuple[tuple[str, str], ...], prompt: str) 
     if len(repeat.digests) != len(expected):
         headline = f"variant {repeat.variant} has not as many positions"
         found.append(Finding(headline, prompt, f"{len(repeat.digests)}", f"{len(expected)}"))
-    for column, what in enumerate(_WHAT):
+    for column, what in enumerate(DIGESTED):
         pairs = zip(repeat.digests, expected, strict=False)
         wrong = [position for position, (got, own) in enumerate(pairs) if got[column] != own[column]]
         if wrong:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from oracle.errors import UsageError
 from oracle.judge.alignment import AlignmentGate
+from oracle.judge.capture import CaptureGate
 from oracle.judge.census import CensusGate
 from oracle.judge.chain import ChainGate
 from oracle.judge.counters import CountersGate
@@ -36,6 +37,7 @@ GATES: tuple[Gate, ...] = (
     CountersGate(),
     DeterminismGate(),
     CensusGate(),
+    CaptureGate(),
 )
 LEDGER = "ledger"
 REQUIRED_OF_ALL = ("golden", "alignment", "chain", "flips")

@@ -31,6 +31,7 @@ from oracle.judge.resident_audit import audit_residents
 from oracle.judge.slot_audit import SlotAuditor
 from oracle.judge.workers import moving, work
 from oracle.kolibri1.checkpoint import Checkpoint
+from oracle.subjects.captures import CapturedRegion, RecordsCaptures, merged
 from oracle.subjects.census import CensusEvidence, RecordsOps
 from oracle.subjects.harness import drive, drive_beginning
 from oracle.subjects.operands import OperandEvidence, ShowsOperands
@@ -99,6 +100,7 @@ class PromptOutcome:
     repeat: Repeat | None = None
     operands: OperandEvidence | None = None
     census: CensusEvidence | None = None
+    captures: tuple[CapturedRegion, ...] = ()
 
 
 def run_job(job: PromptJob) -> PromptOutcome:
@@ -140,6 +142,7 @@ def run_job(job: PromptJob) -> PromptOutcome:
         session.repeated(factory),
         operands=operands.evidence(),
         census=session.census,
+        captures=session.captures,
     )
 
 
@@ -155,6 +158,7 @@ class _SubjectSession:
         self.ops: OpsEvidence | None = None
         self._digests: tuple[tuple[str, str], ...] = ()
         self.census: CensusEvidence | None = None
+        self.captures: tuple[CapturedRegion, ...] = ()
 
     def work(self, factory: SubjectFactory, prompt: PromptEvidence, probes: PromptProbes, observers: Observers) -> None:
         subject = factory.open(self.job.request, observers)
@@ -176,6 +180,8 @@ class _SubjectSession:
             self.fault = caught  # its counters still tell how far it came
         if isinstance(subject, RecordsOps):
             self.census = census.evidence() if self.fault is None else CensusEvidence(violations=census.evidence().violations)
+        if isinstance(subject, RecordsCaptures):
+            self.captures = merged(subject.captured_regions())
         self.stats = _checked_stats(subject.stats())
         if self.fault is None and self.job.request.variant is None and isinstance(subject, ShowsResidents):
             # Last, so that a byte that changed under way shows, and so that the counters are those of decoding alone.

@@ -22,7 +22,7 @@ DEFINITION: Mapping[str, object] = {
     "statistic": "all",
 }
 BLIND_TO = "a subject that lies about its own identity"
-_ON_A_DEVICE = {"slots", "staging", "operands", "ops", "census"}
+_ON_A_DEVICE = {"slots", "staging", "operands", "ops", "census", "capture"}
 """Gates of subjects that compute or hold tensors on a device, and so must say on which."""
 
 

@@ -14,6 +14,7 @@ from oracle.golden.evidence import PromptEvidence
 from oracle.golden.format import Golden, load_golden
 from oracle.judge.auditing import device_controls, session_plants
 from oracle.judge.budget import Budget, run_within
+from oracle.judge.capture_evidence import captures_of
 from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import FEW_PLANT_STEPS, PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
@@ -308,6 +309,7 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
         repeats=_repeats_of(outcomes),
+        captures=captures_of(subject_factory(outcomes[0].job.subject), outcomes),
         stats=over_prompts((o.stats for o in ordered), levels_of(subject_factory(outcomes[0].job.subject))),
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),

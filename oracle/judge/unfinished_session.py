@@ -20,6 +20,7 @@ from oracle.errors import DeviceFault, RunError, UsageError
 from oracle.golden.format import Golden
 from oracle.judge.jobs import PromptJob, PromptOutcome
 from oracle.serialization import canonical_json, check_new_folder, digest, new_folder, parse_json, read_bytes
+from oracle.subjects.captures import CaptureEvidence
 from oracle.subjects.registry import subject_factory
 from oracle.subjects.repeats import RepeatEvidence
 from oracle.subjects.run import Run, load_run, save_run
@@ -63,6 +64,7 @@ class UnfinishedSession:
             None if run.repeats is None else run.repeats.repeats[0],
             operands=run.operands,
             census=run.census,
+            captures=() if run.captures is None else run.captures.regions,
         )
 
     def put(self, outcome: PromptOutcome) -> None:
@@ -79,6 +81,7 @@ class UnfinishedSession:
             census=outcome.census,
             ops=outcome.ops,
             repeats=None if outcome.repeat is None else RepeatEvidence(prompt, (), (outcome.repeat,)),
+            captures=CaptureEvidence(prompt, "", "", (0, 0), outcome.captures) if outcome.captures else None,
             stats=outcome.stats,
             environment={"job": name},
         )

@@ -50,7 +50,7 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 _CAUGHT_BY = re.compile(
-    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|operands|ops|census|counters)"
+    r"device-fault:[a-z-]+|gate:(golden|alignment|chain|flips|logits|residual|routing|staging|slots|operands|ops|census|capture|counters)"
 )
 
 

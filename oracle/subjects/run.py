@@ -15,13 +15,14 @@ from pydantic import Field, ValidationError
 from oracle.errors import RunError
 from oracle.serialization import Sealed, digest, new_folder, parse_json, read_bytes
 from oracle.stored_arrays import open_arrays, pack_arrays
+from oracle.subjects.captures import CaptureEvidence
 from oracle.subjects.census import CensusEvidence
 from oracle.subjects.operands import OperandEvidence
 from oracle.subjects.ops import OpsEvidence
 from oracle.subjects.protocol import SubjectIdentity
 from oracle.subjects.repeats import RepeatEvidence
 
-RUN_SCHEMA = "kolibri-run/3"
+RUN_SCHEMA = "kolibri-run/4"
 CONTROL_FOLDER = "control"
 EMBEDDING_DIGEST_BYTES = 16
 _ADVICE = "record the run again with `kolibri-oracle gate --save-run DIR`"
@@ -166,6 +167,7 @@ class Run:
         census: the same of the ops of each step; None for a subject that does not record them.
         ops: what the judge measured of the device's ops, each alone; None for a subject that does not run them.
         repeats: the beginning of a prompt under other conditions; None for a subject that declares none.
+        captures: what its device captured and replayed; None for a subject that cannot.
         stats: the subject's counters, added up over prompts; of levels, the largest (`oracle.subjects.levels`).
         environment: what it ran on.
         forced: the subject used the golden's expert sets and weights in place of its router's own.
@@ -182,6 +184,7 @@ class Run:
     census: CensusEvidence | None = None
     ops: OpsEvidence | None = None
     repeats: RepeatEvidence | None = None
+    captures: CaptureEvidence | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     forced: bool = False
@@ -191,7 +194,7 @@ class Run:
 class RunDocument(Sealed):
     """The content of `run.json`."""
 
-    format: Literal["kolibri-run/3"] = Field(alias="schema")
+    format: Literal["kolibri-run/4"] = Field(alias="schema")
     identity: SubjectIdentity
     golden_digest: str
     prompts: tuple[str, ...]
@@ -202,6 +205,7 @@ class RunDocument(Sealed):
     census: CensusEvidence | None
     ops: OpsEvidence | None
     repeats: RepeatEvidence | None
+    captures: CaptureEvidence | None
     stats: Mapping[str, int]
     environment: Mapping[str, str]
     forced: bool
@@ -255,6 +259,7 @@ def _write(run: Run, folder: Path) -> None:
             "census": None if run.census is None else asdict(run.census),
             "ops": None if run.ops is None else asdict(run.ops),
             "repeats": None if run.repeats is None else asdict(run.repeats),
+            "captures": None if run.captures is None else asdict(run.captures),
             "stats": run.stats,
             "environment": run.environment,
             "forced": run.forced,
@@ -299,6 +304,7 @@ def load_run(folder: Path) -> Run:
         census=document.census,
         ops=document.ops,
         repeats=document.repeats,
+        captures=document.captures,
         stats=document.stats,
         environment=document.environment,
         forced=document.forced,
