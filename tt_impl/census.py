@@ -38,12 +38,12 @@ def declared_ops(config: Kolibri1Config, settings: DecoderSettings) -> DeclaredO
 
 def named_ops(recorded: Iterable[tuple[str, tuple[str, ...]]]) -> list[OpUse]:
     """A device's record, with the checkpoint's names of weights in place of labels."""
-    return [OpUse(name, tuple(weight for label in labels for weight in _weights(label))) for name, labels in recorded]
+    return [OpUse(name, tuple(weight for label in labels for weight in weights_of(label))) for name, labels in recorded]
 
 
 @lru_cache(maxsize=1 << 16)
-def _weights(label: str) -> tuple[str, ...]:
-    """What an operand of that label is, or stacks: staged tensors have the checkpoint's own names."""
+def weights_of(label: str) -> tuple[str, ...]:
+    """The checkpoint's names of what an operand of that label is, or stacks; none if it is no weight."""
     if label == "lm_head.weight" or label.startswith("model."):
         return stacked_weights(label) or (label,)
     return stacked_weights(label)

@@ -10,13 +10,15 @@ import numpy as np
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
+from oracle.subjects.captures import CapturedRegion
 from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.operands import OperandImage
 from oracle.subjects.protocol import FillObserver, Float32, ResidentImage, StepEvidence
 from tt_impl.attention.kv_cache import PagedKvCache
 from tt_impl.attention.rope import RopeTables
+from tt_impl.captured import captured_region
 from tt_impl.census import declared_ops, named_ops
-from tt_impl.device.protocol import Device, DType, HostArray, Layout, ReadHandle, Tensor
+from tt_impl.device.protocol import CaptureRecord, Device, DType, HostArray, Layout, ReadHandle, Tensor
 from tt_impl.experts.layout import ExpertSource
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.isolate import run_layer
@@ -115,6 +117,11 @@ class Decoder:
     def recorded_ops(self) -> list[OpUse]:
         """Take the ops that the device kept."""
         return named_ops(self._device.recorded_ops())
+
+    def captured_regions(self) -> list[CapturedRegion]:
+        """What the device noted of captures since `reset`."""
+        self._captures += self._device.take_captures()
+        return [captured_region(record) for record in self._captures]
 
     def operands(self) -> Iterator[OperandImage]:
         """Every computing copy of fp8 weights, read back from the device as it is now."""
@@ -245,6 +252,8 @@ class Decoder:
 
     def _open_state(self) -> None:
         device, config, settings = self._device, self._config, self._settings
+        device.take_captures()  # those before are another state's
+        self._captures: list[CaptureRecord] = []
         self._device_counts = device.event_counts()
         self._stats = self._meter.stats = StepStats()
         self._ids = device.allocate_tensor_on_device((1, settings.users), DType.UINT32, Layout.ROW_MAJOR, "ids")

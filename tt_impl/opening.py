@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oracle.errors import SubjectError
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ REQUIRED_GATES = (
     "operands",
     "ops",
     "census",
+    "capture",
     "counters",
     "determinism",
     "ledger",
@@ -88,7 +89,10 @@ def open_parts(request: SubjectRequest) -> Opened:
         required_gates=REQUIRED_GATES,
         device={"kind": asked, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
     )
-    return Opened(identity, device, parts, variant.settings(arm.settings(parts.config), parts.config), replay)
+    settings = variant.settings(arm.settings(parts.config), parts.config)
+    if request.plant is not None and PLANTS[request.plant].captured:
+        settings = replace(settings, dispatch="captured")
+    return Opened(identity, device, parts, settings, replay)
 
 
 def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:

@@ -26,6 +26,11 @@ def expert_label(layer: int, expert: int, slot: int, generation: int) -> str:
     return f"layer{layer}.expert{expert}.slot{slot}.generation{generation}"
 
 
+def is_expert(label: str) -> bool:
+    """Whether that is a copy of a routed expert."""
+    return _EXPERT.fullmatch(label) is not None
+
+
 def stacked_weights(label: str) -> tuple[str, ...]:
     """The checkpoint's names of the fp8 weights that a copy of that label stacks; none if it is no copy's."""
     if resident := _RESIDENT.fullmatch(label):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from oracle.errors import DeviceFault
+from oracle.subjects.captures import CapturedRegion
 from oracle.subjects.census import DeclaredOps, OpUse
 from oracle.subjects.modelled_time import PartTimes, TimeModel
 from oracle.subjects.operands import OperandImage
@@ -95,6 +96,9 @@ class TtSubject:
     def recorded_ops(self) -> list[OpUse]:
         return self._decoder.recorded_ops()
 
+    def captured_regions(self) -> list[CapturedRegion]:
+        return self._decoder.captured_regions()
+
     def operands(self) -> Iterator[OperandImage]:
         return self._decoder.operands()
 
@@ -111,6 +115,7 @@ class TtFactory:
     plants: Mapping[str, str] = {name: plant.caught_by for name, plant in PLANTS.items()}
     levels: frozenset[str] = LEVELS
     variants: Mapping[str, Variant] = {name: variant.told for name, variant in VARIANTS.items()}
+    dispatch_variants: tuple[str, str] = ("captured", "enqueued")
 
     def open(self, request: SubjectRequest, observer: FillObserver | None = None) -> TtSubject:
         """Open the checkpoint and a device, and stage the residents.

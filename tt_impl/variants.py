@@ -81,6 +81,13 @@ VARIANTS: Mapping[str, TtVariant] = {
         settings=lambda settings, _: replace(settings, users=USERS),
         companions=True,
     ),
+    "captured": TtVariant(
+        Variant("what lies between two waits is captured, and replayed", ("captures", "replays")),
+        settings=lambda settings, _: replace(settings, dispatch="captured"),
+    ),
+    "enqueued": TtVariant(
+        Variant("each op is enqueued anew"), settings=lambda settings, _: replace(settings, dispatch="eager")
+    ),
     "reload": TtVariant(Variant("another checkpoint was at the same addresses before"), reload=True),
 }
 """By the name that `SubjectRequest.variant` takes."""

@@ -171,13 +171,13 @@ def _bias_weighs(routing: Routing, logits: np.ndarray, bias: np.ndarray) -> Rout
 @pytest.mark.parametrize("rule", [_renormalized, _softmax, _bias_weighs])
 def test_a_router_that_weighs_by_another_rule_is_caught(healthy, golden, checkpoint, monkeypatch, rule):
     """The decoder computes with those weights too: everything downstream is off, and `routing` names the router."""
-    honest = HostSelection.select
+    honest = HostSelection.choose
 
-    def select(self, scratch, logits, count, stats, users):
-        routings = honest(self, scratch, logits, count, stats, users)
+    def choose(self, scored, count, stats, users):
+        routings = honest(self, scored, count, stats, users)
         return [rule(routing, routing.logits, self._bias.values(stats)) for routing in routings]
 
-    monkeypatch.setattr(HostSelection, "select", select)
+    monkeypatch.setattr(HostSelection, "choose", choose)
     assert healthy["bf16"]["routing"] == "pass"
     assert judge(golden, checkpoint)["routing"] == "fail"
 

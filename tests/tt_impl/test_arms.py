@@ -35,7 +35,7 @@ def test_the_arms_are_every_base_alone_with_every_lever_and_with_every_pair() ->
     assert list(BASES) == ["bf16", "exact"]
     others = [len(lever.others) for lever in LEVERS]
     pairs = sum(a * b for at, a in enumerate(others) for b in others[at + 1 :])
-    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 58
+    assert len(ARMS) == 2 * (1 + sum(others) + pairs) == 74
     assert {name: ARMS[name].numeric_class for name in ARMS} == FACTORY.arms
     assert all(parse_arm(name) == arm for name, arm in ARMS.items())
 
@@ -137,6 +137,7 @@ def took_effect(base: Walked, arm: Walked, lever: str, value: str, layers: int) 
         "policy=lru": after["fills"] != before["fills"] and after["slot_swaps"] != before["slot_swaps"],
         "topk=device": after["device_topks"] == after["device.op.topk"] == after["steps"] * layers > 0,
         "block=16": after["kv_bytes"] > before["kv_bytes"] > 0,
+        "dispatch=captured": after["replays"] == (layers + 1) * (after["steps"] - 1) > after["captures"] == layers + 1,
     }[f"{lever}={value}"]
 
 
@@ -154,10 +155,12 @@ def agrees_with_the_device(stats: Mapping[str, int], layers: int) -> bool:
         and stats["device.blocking_reads"] == own + stats["rereads"] + stats["bias_reads"]
         and stats["bytes_written"] == stats["device.bytes_written"]
         and stats["bytes_read"] == stats["device.bytes_read"]
-        and stats["memory_after"] - stats["memory_before"] == stats["memo_bytes"] > 0
+        and stats["memory_after"] - stats["memory_before"] - stats["trace_bytes"] == stats["memo_bytes"] > 0
         and stats["staged_bytes"] == stats["fills"] * EXPERT
         and stats["fills"] == stats["slot_misses"]
         and stats["device_topks"] == stats.get("device.op.topk", 0)
+        and stats["captures"] == stats.get("device.traces_captured", 0)
+        and stats["replays"] == stats.get("device.traces_executed", 0)
     )
 
 

@@ -138,8 +138,8 @@ class CaptureRecord:
     """What a device noted of one captured trace.
 
     Attributes:
-        calls: what it was asked for between begin and end, by name, and how often, sorted: `op.NAME` for an op; a free, which
-            is let in too, by its name in the event log.
+        calls: what it was asked for between begin and end, by name, and how often, sorted: `op.NAME` for an op, and
+            `deallocate`, which is let in too.
         replays: how often the trace was executed.
         operands: labels of the tensors that its ops take, those of its own outputs among them, sorted.
         changed: of them, those that the host wrote after the capture and before a replay, sorted.

@@ -24,6 +24,7 @@ from tt_impl.device.sim import (
 )
 from tt_impl.experts.layout import ExpertSource
 from tt_impl.experts.pool import ExpertPool
+from tt_impl.plants.of_captures import IN_CAPTURES
 from tt_impl.plants.of_census import IN_USE, RepeatsAnExpert
 from tt_impl.plants.of_operands import MisplacesDown
 from tt_impl.plants.of_pool import CountsSwapsLate, RecordsLate, ServesStaleMemos
@@ -50,10 +51,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Plant:
-    """How a planted fault must be caught, and what it changes."""
+    """How a planted fault must be caught, and what it changes.
+
+    Attributes:
+        captured: it can only strike where stretches are captured, so the arm's steps are, whatever it says.
+    """
 
     caught_by: str
     apply: Callable[[Parts], Parts]
+    captured: bool = False
 
 
 def _with_flip(parts: Parts, bits: PlantedBits, when: OnWrite | OnDrain) -> Parts:
@@ -141,7 +147,7 @@ def corrupt_norm_late(parts: Parts) -> Parts:
 
 
 def _asked_otherwise(parts: Parts, name: str) -> Parts:
-    plant = IN_USE[name]
+    plant = {**IN_USE, **IN_CAPTURES}[name]
     return replace(parts, open_device=lambda **options: plant(SimDevice(**options), parts.config))
 
 
@@ -173,6 +179,16 @@ def double_an_add(parts: Parts) -> Parts:
 def turn_full_layer(parts: Parts) -> Parts:
     """A full layer's queries and keys are turned as a sliding one's."""
     return _asked_otherwise(parts, "full-layer-turned")
+
+
+def read_in_a_capture(parts: Parts) -> Parts:
+    """The host waits for a router within a capture."""
+    return _asked_otherwise(parts, "capture-reads")
+
+
+def restage_in_use(parts: Parts) -> Parts:
+    """A weight is written again after it was captured over."""
+    return _asked_otherwise(parts, "capture-restaged")
 
 
 def compute_with(quirks: Quirks) -> Callable[[Parts], Parts]:
@@ -207,6 +223,8 @@ PLANTS: Mapping[str, Plant] = {
     "expert-repeated": Plant("gate:census", repeat_expert),
     "add-doubled": Plant("gate:census", double_an_add),
     "full-layer-turned": Plant("gate:census", turn_full_layer),
+    "capture-reads": Plant("device-fault:trace-capture", read_in_a_capture, captured=True),
+    "capture-restaged": Plant("gate:capture", restage_in_use, captured=True),
     "norm-swap": Plant("gate:residual", swap_norms),
     "window-short": Plant("gate:logits", shorten_window),
     "memo-stale": Plant("gate:residual", serve_stale_memos),

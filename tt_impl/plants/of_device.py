@@ -17,6 +17,7 @@ from ml_dtypes import bfloat16
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.passing import Passing
 from tt_impl.device.protocol import Device, HostArray, ReadHandle, Tensor
+from tt_impl.plants.of_captures import IN_CAPTURES
 from tt_impl.plants.of_census import IN_USE
 from tt_impl.plants.places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
 
@@ -143,7 +144,7 @@ def planted(device: Device, plant: str | None, layer: int, config: Kolibri1Confi
     Args:
         layer: the layer that plants go for, from 0.
     """
-    if (in_use := IN_USE.get(plant or "")) is not None:
+    if (in_use := {**IN_USE, **IN_CAPTURES}.get(plant or "")) is not None:
         return cast(Device, in_use(device, config))
     plant_in = PLANTED.get(plant or "")
     return device if plant_in is None else cast(Device, plant_in(device, layer))

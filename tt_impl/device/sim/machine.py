@@ -108,7 +108,7 @@ class SimMachine(Logged):
         self._dram.free(buffer, "deallocate", self._log.number + 1)
         self._log.note("deallocations")
         if self._queue.capture is not None:
-            self._log.captures.call("deallocations")
+            self._log.captures.call("deallocate")
         if buffer.owner is None or not self._tracer.keeps(buffer):
             self._reclaim(buffer)
 

@@ -111,7 +111,7 @@ class TtnnMemory(Logged):
         owned.is_allocated = False
         self._log.note("deallocations")
         if self._capturing is not None:
-            self._log.captures.call("deallocations")
+            self._log.captures.call("deallocate")
         if owned.trace is None:
             self.ttnn.deallocate(owned.value)
 
