@@ -1,9 +1,9 @@
-"""What each lever of `tt` costs or saves in transfers: the table of `docs/arms.md`.
+"""What each lever of `tt` costs or saves: the table of `docs/arms.md`.
 
 Three prompts of the shipped golden, teacher-forced from cold slots, by each arm with at most one lever off its default, and
 by the pair that a port began with: a wait behind each fill, and the slot read again for each dequantization.
-Counts, no times: the same on every machine but where a near tie of the router falls otherwise. Exit code 1 if an arm's
-logits are not its base's, bit for bit.
+Counts, and modelled device time by the cost model: the same on every machine but where a near tie of the router falls
+otherwise. `logits` is a digest of all logits, cut to twelve digits. Exit code 1 if an arm's are not its base's, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import argparse
 import hashlib
 import sys
 from collections import Counter
+from dataclasses import dataclass
 
 from tables import print_table
 
 from goldens import mini_checkpoint
 from oracle.golden.format import load_golden
+from oracle.subjects.modelled_time import total_ns
 from oracle.subjects.protocol import SubjectRequest
 from tt_impl.arms import ARMS, Arm
 from tt_impl.subject import FACTORY
@@ -25,12 +27,21 @@ PROMPTS = ("copying", "digits", "one-id")
 BEGINNING = (("drain", "fill"), ("dequant", "reread"))
 
 
-def walked(arm: Arm) -> tuple[Counter[str], str]:
-    """Counters summed over the prompts, and a digest of all logits."""
+@dataclass(frozen=True)
+class Walked:
+    """Counters and modelled milliseconds summed over the prompts, and a digest of all logits."""
+
+    counts: Counter[str]
+    modelled_ms: float
+    digest: str
+
+
+def walked(arm: Arm) -> Walked:
     golden = load_golden(mini_checkpoint() / "golden")
     subject = FACTORY.open(SubjectRequest(mini_checkpoint(), arm=arm.name))
     counts: Counter[str] = Counter()
     shown = hashlib.sha256()
+    subject.model_time(True)
     for prompt in golden.prompts:
         if prompt.name in PROMPTS:
             subject.reset()
@@ -38,8 +49,9 @@ def walked(arm: Arm) -> tuple[Counter[str], str]:
             for token in prompt.fed:
                 shown.update(subject.step(token).logits.tobytes())
             counts.update(subject.stats())
+    modelled_ms = total_ns(subject.modelled_ns()) / 1e6
     subject.close()
-    return counts, shown.hexdigest()
+    return Walked(counts, modelled_ms, shown.hexdigest())
 
 
 def main() -> int:
@@ -49,16 +61,21 @@ def main() -> int:
     arms = [arm for arm in ARMS.values() if arm.base == base and (len(arm.levers) < 2 or arm.levers == BEGINNING)]
     results = {arm.name: walked(arm) for arm in arms}
     rows = []
-    for name, (counts, digest) in results.items():
+    for name, arm in results.items():
+        counts = arm.counts
         steps = counts["steps"]
         per_step = [f"{counts[count] / steps:.2f}" for count in ("round_trips", "drains", "fills", "memo_misses")]
         megabytes = [f"{counts[count] / steps / 1e6:.3f}" for count in ("bytes_written", "bytes_read")]
-        equal = "yes" if digest == results[base][1] else "NO"
-        rows.append([f"`{name}`", *per_step, *megabytes, f"{counts['verified_bytes'] / counts['staged_bytes']:.0%}", equal])
+        enqueued = f"{(counts['device.ops'] - counts['device.replayed_ops']) / steps:.0f}"
+        verified = f"{counts['verified_bytes'] / counts['staged_bytes']:.0%}"
+        cells = [*per_step, *megabytes, enqueued, f"{arm.modelled_ms / steps:.3f}", verified, arm.digest[:12]]
+        rows.append([f"`{name}`", *cells])
     print(f"{steps} steps of the prompts {', '.join(PROMPTS)}\n")
-    head = ["per step", "round trips", "drains", "fills", "memo misses", "MB written", "MB read", "verified", "logits equal"]
-    print_table(head, rows)
-    return int(any(digest != results[base][1] for _, digest in results.values()))
+    costs = ["round trips", "drains", "fills", "memo misses", "MB written", "MB read", "ops enqueued", "modelled ms"]
+    print_table(["per step", *costs, "verified", "logits"], rows)
+    if different := [name for name, arm in results.items() if arm.digest != results[base].digest]:
+        print(f"\nWRONG logits are not those of {base}: {', '.join(different)}")
+    return int(bool(different))
 
 
 if __name__ == "__main__":

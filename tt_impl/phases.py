@@ -21,7 +21,8 @@ PHASES: Mapping[str, str] = {
     "fills": "writes of fp8 experts into slots",
     "verification": "read-backs of filled slots, and the drains that wait for them",
     "dequantization": "uploads of dequantized experts, and slots read again for them; not the host's own arithmetic",
-    "compute": "every op but the router's, and the ids, positions and expert weights that go in",
+    "compute": "every op but the router's, and the ids, positions and expert weights that go in; with `dispatch=captured` all "
+    "that is replayed, the router's product too",
     "logits": "the read of the step's logits, and the wait for it",
     "evidence": "embedding row and residual streams, read for the judge without a wait of their own",
 }

@@ -184,7 +184,7 @@ def test_traces_that_outlive_their_caches_are_refused(
     walked(decoder, tokens[:3])
     decoder.start()
     with pytest.raises(
-        DeviceFault, match="execute_trace of trace 1: it needs rope_positions .*, which was deallocated"
+        DeviceFault, match=r"execute_trace of trace 1: it needs rope_positions .*, which was deallocated"
     ) as caught:
         decoder.step(5)
     assert caught.value.kind == "use-after-free"
