@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from judge_cases import mini_golden, with_run
 
+import oracle.judge.capture_controls as capture_controls_module
 import oracle.judge.jobs as jobs
 import oracle.judge.session as session
 import oracle.subjects.registry as registry
@@ -18,11 +20,12 @@ from goldens import mini_checkpoint
 from oracle.errors import DeviceFault
 from oracle.judge.auditing import AUDITED
 from oracle.judge.capture import HONEST, SPOILED, CaptureGate, region_findings
+from oracle.judge.capture_controls import capture_controls
 from oracle.judge.determinism import REPEAT_STEPS
 from oracle.judge.gate import Case
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.unfinished_session import unfinished_session
-from oracle.subjects.captures import CapturedRegion, CaptureEvidence
+from oracle.subjects.captures import CapturedRegion, CaptureEvidence, merged
 from oracle.subjects.perfect import FACTORY, PerfectSubject
 from oracle.subjects.protocol import NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
 from oracle.subjects.repeats import Variant
@@ -148,6 +151,23 @@ def test_regions_alone_make_an_outcome_red(case: Case, name: str) -> None:
     red = AUDITED["capture"].red
     assert not red(outcome)
     assert red(replace(outcome, captures=(HONEST, SPOILED[name])))
+
+
+def test_merging_that_loses_a_fault_or_a_count_is_seen_by_its_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(control.behaved for control in capture_controls())
+
+    def losing(*lost: str) -> list[str]:
+        def merging(regions: Iterable[CapturedRegion]) -> tuple[CapturedRegion, ...]:
+            whole = {name: getattr(HONEST, name) for name in lost}
+            return merged(replace(region, **whole) for region in regions)
+
+        monkeypatch.setattr(capture_controls_module, "merged", merging)
+        return [control.name for control in capture_controls() if not control.behaved]
+
+    assert losing("replays") == ["capture honest"]
+    assert losing("experts") == ["capture an expert inside"]
+    assert losing("changed") == ["capture a weight changed"]
+    assert len(losing("calls")) == 6
 
 
 def test_an_unfinished_session_keeps_what_was_captured(case: Case, tmp_path: Path) -> None:
@@ -318,6 +338,5 @@ def test_regions_that_are_none_are_a_fault_of_the_prompt(judged: Callable[[Any],
 
 def test_of_a_subject_that_cannot_capture_nothing_is_asked(judged: Callable[[Any], Any]) -> None:
     factory = Capturing(honestly)
-    plain = type("Plain", (), {n: getattr(factory, n) for n in ("arms", "devices", "plants", "variants")})()
-    plain.open = factory.open
+    plain = SimpleNamespace(**{name: getattr(factory, name) for name in ("arms", "devices", "plants", "variants", "open")})
     assert judged(plain).run.captures is None
