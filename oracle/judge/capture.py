@@ -67,15 +67,15 @@ class CaptureGate:
         seen, repeats = case.run.captures, case.run.repeats
         if seen is None:
             return not_held("record of captures")
+        findings = [*region_findings(seen.regions), *_execution_findings(seen)]
         own = case.run.prompts.get(seen.prompt)
         if own is None:
             finding = Finding("the prompt that was repeated was not answered", seen.prompt, verdict="incomplete")
-            return Judgement(0, (finding,))
+            return Judgement(0, (*findings, finding))
         known: dict[str, Repeat] = {}
         if repeats is not None and repeats.prompt == seen.prompt:
             known = {repeat.variant: repeat for repeat in repeats.repeats}
         replayed, enqueued = (known.get(name, Repeat(name, fault=_NOT_RUN)) for name in (seen.replayed, seen.enqueued))
-        findings = [*region_findings(seen.regions), *_execution_findings(seen)]
         for repeat in (replayed, enqueued):
             findings += _of_one(repeat, min(REPEAT_STEPS, len(own.consumed)), seen.prompt)
         findings += _differences(replayed, enqueued, seen.prompt)

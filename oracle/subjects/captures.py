@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Protocol, runtime_checkable
 
 from oracle.subjects.census import OpCounts
@@ -85,14 +86,14 @@ def merged(regions: Iterable[CapturedRegion]) -> tuple[CapturedRegion, ...]:
     """One region for all that are alike, their executions added up; in an order that does not depend on theirs.
 
     Raises:
-        TypeError, ValueError: something that should be a whole number, or a list of names, is not.
+        TypeError, ValueError: something that should be a whole number, or pairs of name and count, is not.
     """
     known: dict[tuple[OpCounts, tuple[str, ...], int], CapturedRegion] = {}
     for region in regions:
-        calls = tuple(sorted((str(name), int(count)) for name, count in region.calls))
-        changed, experts = tuple(sorted(str(name) for name in region.changed)), int(region.experts)
+        calls = tuple(sorted((str(name), index(count)) for name, count in region.calls))
+        changed, experts = tuple(sorted(str(name) for name in region.changed)), index(region.experts)
         before = known.get((calls, changed, experts), CapturedRegion(calls, 0, changed, experts, alike=0))
         known[calls, changed, experts] = replace(
-            before, replays=before.replays + int(region.replays), alike=before.alike + int(region.alike)
+            before, replays=before.replays + index(region.replays), alike=before.alike + index(region.alike)
         )
     return tuple(known[key] for key in sorted(known))

@@ -230,7 +230,7 @@ def test_a_green_subject_ends_with_0_and_a_line_for_each_gate(pytester: pytest.P
     *lines, last = section(result)
     assert [line.split("@")[0] for line in lines] == list(GATE_NAMES)
     assert all("behaved" in line and "compared" in line for line in lines)
-    absent = ("slots", "staging", "operands", "ops", "census", "counters", "determinism")
+    absent = ("slots", "staging", "operands", "ops", "census", "counters", "determinism", "capture")
     assert [line.split()[1] for line in lines] == ["not" if n in absent else "pass" for n in GATE_NAMES]
     assert last == "verdict: PASS"
     slots = next(line for line in lines if line.startswith("slots@"))

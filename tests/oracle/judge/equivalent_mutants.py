@@ -126,6 +126,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "judge: own is None -> False": _RAISES,
         "_digest: array is not None -> True": _RAISES,
     },
+    "capture": {
+        "_faults: more > 0": _PRINTED,
+        "judge: seen is None -> False": _RAISES,
+        "judge: own is None -> False": _RAISES,
+    },
     "counters": {
         "judge: not self.holds(case.run) -> False": _NOT_COUNTED,
         "judge: case.run.faults -> False": _NOT_COUNTED,

@@ -80,7 +80,7 @@ def test_a_subject_with_slots_must_say_which_device_it_ran_on() -> None:
     assert judge_ledger([FLIPS], ("flips",), HOST).verdict == "pass"
 
 
-@pytest.mark.parametrize("name", ["slots", "staging", "ops"])
+@pytest.mark.parametrize("name", ["slots", "staging", "ops", "capture"])
 def test_each_gate_of_a_device_asks_for_its_identity(name: str) -> None:
     assert judge_ledger([replace(FLIPS, gate=name)], (name,), HOST).verdict == "incomplete"
 

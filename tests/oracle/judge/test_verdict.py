@@ -35,7 +35,7 @@ from oracle.subjects.protocol import LibraryRecord
 
 BY_NAME = {gate.name: gate for gate in GATES}
 RUN_GATES = [gate.name for gate in GATES]
-OF_A_DEVICE = ("operands", "census", "counters", "determinism")
+OF_A_DEVICE = ("operands", "census", "counters", "determinism", "capture")
 
 
 def judged(case: Case, **changes: Any) -> Report:
@@ -222,7 +222,8 @@ def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, fe
     assert reasons == {name: absent if name in unshown else "" for name in GATE_NAMES}
     prompt = few.golden.prompts[0]
     late = with_prompt(streamed, prompt, positions=few.run.prompts[prompt.name].positions + 1)
-    report = judged(with_run(late, residents=None, ops=None, operands=None, census=None, repeats=None), perfect=few.run)
+    gone = dict.fromkeys(("residents", "ops", "operands", "census", "repeats", "captures"))
+    report = judged(with_run(late, **gone), perfect=few.run)
     reasons = {entry.gate: entry.reason for entry in report.ledger if entry.reason}
     unaligned = "not compared: the run is not aligned with the golden"
     assert reasons == {
@@ -232,6 +233,7 @@ def test_the_ledger_says_of_each_gate_why_it_compared_nothing(streamed: Case, fe
         "operands": "the run holds no computing copies of fp8 weights",
         "census": "the run holds no record of ops",
         "determinism": "the run holds no repeats",
+        "capture": "the run holds no record of captures",
     }
 
 
@@ -334,7 +336,7 @@ def test_a_finding_s_text_has_the_worst_the_place_the_count_and_what_was_allowed
 
 @pytest.mark.parametrize(
     "name",
-    [g.name for g in GATES if g.name not in ("golden", "slots", "staging", "operands", "census", "counters", "determinism")],
+    [g.name for g in GATES if g.name not in ("golden", "slots", "staging", *OF_A_DEVICE)],
 )
 def test_each_planted_finding_says_how_many_of_how_many_what_and_what_was_allowed(few: Case, name: str) -> None:
     gate = BY_NAME[name]

@@ -17,6 +17,7 @@ from oracle.errors import RunError, UsageError
 from oracle.golden.format import Golden
 from oracle.serialization import canonical_json, digest
 from oracle.stored_arrays import pack_arrays
+from oracle.subjects.captures import CapturedRegion, CaptureEvidence
 from oracle.subjects.census import CensusEvidence, OpTally
 from oracle.subjects.harness import drive
 from oracle.subjects.operands import OperandEvidence
@@ -41,6 +42,7 @@ def run(golden: Golden) -> Run:
         ops=OpsEvidence((OpStatistics("add", "bfloat16", 64, error=0.25, fault="rust: ä"), OpStatistics("mul", "float32"))),
         operands=OperandEvidence(1, (("routed down", 2, 8),), (("attention o", 1, 4),), ((0, 3, 2),), ("layer 0: wrong",)),
         census=CensusEvidence(3, 9, (("step", "add", 1),), (OpTally("step", (("add", 1),), 3, "copying[0]"),), ("wrong",)),
+        captures=CaptureEvidence("p", "on", "off", (5, 0), (CapturedRegion((("op.add", 2),), 5, ("norm",), 1, alike=3),)),
         residents=ResidentEvidence(2, (("head", 2, 512), ("router", 4, 96)), ("lm_head.weight: not read back",)),
         stats={"fills": 3, "verified_bytes": 900},
         environment={"numpy": "2.0"},
@@ -93,7 +95,10 @@ def test_reading_and_writing_again_gives_the_same_bytes(stored: Path, tmp_path: 
 
 def test_a_run_without_slots_and_without_prompts_is_read_back(run: Run, tmp_path: Path) -> None:
     bare = replace(
-        run, prompts={}, slots=None, residents=None, operands=None, census=None, ops=None, faults={}, stats={}, environment={}
+        run,
+        prompts={},
+        **dict.fromkeys(("slots", "residents", "operands", "census", "captures", "ops")),
+        **{name: {} for name in ("faults", "stats", "environment")},
     )
     save_run(bare, tmp_path / "bare")
     assert load_run(tmp_path / "bare") == bare
@@ -165,9 +170,9 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line(stored: Path, name: 
 
 
 def test_another_schema_is_refused_by_name(stored: Path) -> None:
-    for schema in ("kolibri-run/2", "kolibri-run/9"):
+    for schema in ("kolibri-run/3", "kolibri-run/9"):
         edit(stored, lambda document, schema=schema: document.update(schema=schema))
-        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/3'"):
+        with pytest.raises(RunError, match=f"has schema '{schema}', this version reads 'kolibri-run/4'"):
             load_run(stored)
 
 

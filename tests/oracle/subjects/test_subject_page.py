@@ -95,6 +95,7 @@ def test_it_is_found_and_judged_green(judged: Any) -> None:
         "census",
         "counters",
         "determinism",
+        "capture",
     }
     assert document["subject"]["device"] == {"kind": "card", "firmware": "1.2"}
     compared = {gate["id"].split("@")[0]: gate["compared"] for gate in document["gates"]}
