@@ -101,7 +101,7 @@ def device_controls(outcomes: Sequence[tuple[PromptOutcome, str]]) -> tuple[Cont
 def controls_of_auditing(gate: str, checkpoint: Checkpoint, device: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
     """What a gate's auditor is controlled by, beside the gate itself; nothing for a gate without one.
 
-    What the subject's own checks must catch stands with `slots`, whose evidence those checks are.
+    What a check of the subject's or its device's must catch stands with the gate whose evidence relies on that check.
 
     Args:
         device: all results of `device_controls`.
@@ -112,5 +112,11 @@ def controls_of_auditing(gate: str, checkpoint: Checkpoint, device: Iterable[Con
     return (*AUDITED[gate].controls(checkpoint), *own)
 
 
+_CAPTURE_CHECKS = frozenset({"device-fault:trace-capture"})
+
+
 def _gate_of(answer: str) -> str:
-    return answer[len(GATE) :] if answer.startswith(GATE) else "slots"
+    """The gate that a planted fault with this answer is a control of: the drain's checks are those of `slots`."""
+    if answer.startswith(GATE):
+        return answer[len(GATE) :]
+    return "capture" if answer in _CAPTURE_CHECKS else "slots"

@@ -27,7 +27,7 @@ def test_the_subject_says_who_it_is(tiny_folder: Path) -> None:
     assert (identity.name, identity.arm, identity.numeric_class, identity.device["kind"]) == ("tt", "bf16", "bf16", "sim")
     assert identity.required_gates == (
         *("golden", "alignment", "chain", "flips", "logits", "residual", "routing"),
-        *("staging", "slots", "operands", "ops", "census", "counters", "determinism", "ledger"),
+        *("staging", "slots", "operands", "ops", "census", "capture", "counters", "determinism", "ledger"),
     )
     assert FACTORY.open(SubjectRequest(tiny_folder, arm="exact")).identity.numeric_class == "fp32"
 
@@ -84,16 +84,27 @@ def test_a_step_counts_positions_and_shapes_its_evidence(tiny_folder: Path, toke
 
 @pytest.mark.parametrize("arm", ["bf16", "exact"])
 @pytest.mark.parametrize(("plant", "kind"), OWN_CHECKS.items())
-def test_a_plant_the_decoder_must_notice_is_raised_in_the_first_step(
+def test_a_plant_the_decoder_must_notice_is_raised_in_the_first_step_that_can_show_it(
     tiny_folder: Path, tokens: list[int], plant: str, kind: str, arm: str
 ) -> None:
+    before = run(tiny_folder, tokens[:1], plant, arm) if kind == "trace-capture" else []  # nothing is captured in it
     with pytest.raises(DeviceFault) as caught:
-        run(tiny_folder, tokens[:1], plant, arm)
+        run(tiny_folder, tokens[: len(before) + 1], plant, arm)
     assert caught.value.kind == kind
 
 
-def test_both_of_the_decoders_own_checks_have_a_plant() -> None:
-    assert sorted(OWN_CHECKS.values()) == ["slot-verification", "unsettled-read"]
+def test_each_of_the_decoders_and_its_devices_own_checks_has_a_plant() -> None:
+    assert sorted(OWN_CHECKS.values()) == ["slot-verification", "trace-capture", "unsettled-read"]
+
+
+def test_a_weight_restaged_under_a_capture_changes_no_bit_and_is_in_its_record(tiny_folder: Path, tokens: list[int]) -> None:
+    changed = []
+    for plant in (None, "capture-restaged"):
+        subject = FACTORY.open(SubjectRequest(tiny_folder, arm="exact,dispatch=captured", plant=plant))
+        logits = [subject.step(token).logits.tobytes() for token in tokens[:4]]
+        changed.append([region.changed for region in subject.captured_regions() if region.changed])
+    assert logits == [step.logits.tobytes() for step in run(tiny_folder, tokens[:4], None)]
+    assert changed == [[], [("model.layers.0.input_layernorm.weight",)]]
 
 
 def test_the_wrong_experts_shadow_differs_from_the_checkpoint_and_from_nothing_else(
@@ -143,5 +154,5 @@ def test_every_plant_is_tried_here() -> None:
     quirks = {name for name in FACTORY.plants if name.startswith("quirk-")}  # test_quirks.py
     pools = {"memo-stale", "fingerprint-late", "swap-count-late"}  # test_pool.py
     watched = {name for name, caught in FACTORY.plants.items() if caught in ("gate:operands", "gate:census")}
-    tried = {*OWN_CHECKS, "wrong-expert", "norm-swap", "window-short"}
+    tried = {*OWN_CHECKS, "capture-restaged", "wrong-expert", "norm-swap", "window-short"}
     assert set(FACTORY.plants) == {*tried, *elsewhere, *quirks, *pools, *watched}

@@ -67,9 +67,9 @@ def _another_user_s_position(monkeypatch: pytest.MonkeyPatch) -> None:
 def _another_user_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = tt_impl.moe.combine
 
-    def combine(device, scratch, outputs, routings, x):
+    def combine(device, scratch, outputs, routings, *rest):
         others = [replace(r, weights=o.weights) for r, o in zip(routings, [*routings[1:], routings[0]], strict=True)]
-        return honest(device, scratch, outputs, others, x)
+        return honest(device, scratch, outputs, others, *rest)
 
     monkeypatch.setattr(tt_impl.moe, "combine", combine)
 

@@ -13,7 +13,8 @@ from oracle.judge.gate import PlantsEvidence
 from oracle.judge.gates import GATES
 from oracle.kolibri1.checkpoint import Checkpoint
 
-ANSWERS = (*(f"gate:{name}" for name in AUDITED), "device-fault:slot-verification", "device-fault:non-finite")
+OWN_CHECKS = {"slots": {"device-fault:slot-verification", "device-fault:non-finite"}, "capture": {"device-fault:trace-capture"}}
+ANSWERS = (*(f"gate:{name}" for name in AUDITED), *sorted(set().union(*OWN_CHECKS.values())))
 DEVICE = tuple(ControlResult(f"device {answer}", answer, "not caught") for answer in ANSWERS)
 
 
@@ -38,8 +39,7 @@ def test_no_fault_planted_in_a_device_is_lost_or_told_twice(checkpoint: Checkpoi
 def test_a_fault_stands_with_the_gate_that_must_catch_it(checkpoint: Checkpoint) -> None:
     for name in AUDITED:
         answers = {c.expected for c in controls_of_auditing(name, checkpoint, DEVICE) if c in DEVICE}
-        own = {answer for answer in ANSWERS if answer.startswith("device-fault:")} if name == "slots" else set()
-        assert answers == {f"gate:{name}", *own}
+        assert answers == {f"gate:{name}", *OWN_CHECKS.get(name, ())}
 
 
 @pytest.mark.parametrize("name", AUDITED)

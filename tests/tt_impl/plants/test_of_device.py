@@ -19,6 +19,7 @@ from tt_impl.device.protocol import DType, Layout
 from tt_impl.device.sim.device import SimDevice
 from tt_impl.experts.layout import CheckpointExperts
 from tt_impl.plants.catalogue import PLANTS, Parts
+from tt_impl.plants.of_captures import IN_CAPTURES
 from tt_impl.plants.of_census import IN_USE
 from tt_impl.plants.of_device import PLANTED
 from tt_impl.plants.of_device import planted as planted_in
@@ -86,4 +87,4 @@ def test_every_plant_that_lies_in_the_device_is_here() -> None:
     plain = Parts(checkpoint.config, checkpoint, CheckpointExperts(checkpoint))
     planted_parts = {name: plant.apply(plain) for name, plant in PLANTS.items()}
     in_the_device = {n for n, p in planted_parts.items() if p.faults or p.open_device is not plain.open_device}
-    assert in_the_device == {*PLANTED, *IN_USE}
+    assert in_the_device == {*PLANTED, *IN_USE, *IN_CAPTURES}
