@@ -17,6 +17,7 @@ def captured_region(record: CaptureRecord) -> CapturedRegion:
         replays=record.replays,
         changed=_named(record.changed),
         experts=sum(map(is_expert, record.operands)),
+        alike=record.alike,
     )
 
 

@@ -18,7 +18,7 @@ from tt_impl.attention.kv_cache import PagedKvCache
 from tt_impl.attention.rope import RopeTables
 from tt_impl.captured import captured_region
 from tt_impl.census import declared_ops, named_ops
-from tt_impl.device.protocol import CaptureRecord, Device, DType, HostArray, Layout, ReadHandle, Tensor
+from tt_impl.device.protocol import Device, DType, HostArray, Layout, ReadHandle, Tensor
 from tt_impl.experts.layout import ExpertSource
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.isolate import run_layer
@@ -120,8 +120,7 @@ class Decoder:
 
     def captured_regions(self) -> list[CapturedRegion]:
         """What the device noted of captures since `reset`."""
-        self._captures += self._device.take_captures()
-        return [captured_region(record) for record in self._captures]
+        return [captured_region(record) for record in self._device.captures()]
 
     def operands(self) -> Iterator[OperandImage]:
         """Every computing copy of fp8 weights, read back from the device as it is now."""
@@ -252,8 +251,7 @@ class Decoder:
 
     def _open_state(self) -> None:
         device, config, settings = self._device, self._config, self._settings
-        device.take_captures()  # those before are another state's
-        self._captures: list[CaptureRecord] = []
+        device.forget_captures()
         self._device_counts = device.event_counts()
         self._stats = self._meter.stats = StepStats()
         self._ids = device.allocate_tensor_on_device((1, settings.users), DType.UINT32, Layout.ROW_MAJOR, "ids")

@@ -15,7 +15,7 @@ from oracle.subjects.repeats import Variant
 from tt_impl.companions import USERS
 from tt_impl.decode import Decoder
 from tt_impl.device.passing import Passing
-from tt_impl.device.protocol import Bytes, Device, DType, Layout, Tensor
+from tt_impl.device.protocol import Bytes, Device, DType, Layout, Tensor, Trace
 from tt_impl.experts.layout import ExpertLayout, ExpertSource
 from tt_impl.plants.catalogue import Parts
 from tt_impl.settings import DecoderSettings
@@ -142,11 +142,17 @@ class _MirroredExperts:
 
 
 class _Recorder(Passing):
-    """Knows what was allocated."""
+    """Knows what was allocated and captured."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._tensors: list[Tensor] = []
+        self._traces: list[Trace] = []
+
+    def begin_trace_capture(self, **queue: int) -> Trace:
+        trace = self._device.begin_trace_capture(**queue)
+        self._traces.append(trace)
+        return trace
 
     def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> Tensor:
         tensor = self._device.allocate_tensor_on_device(shape, dtype, layout, label)
@@ -156,6 +162,8 @@ class _Recorder(Passing):
     def free(self) -> None:
         """Everything that is still there."""
         self._device.synchronize_device()
+        for trace in self._traces:
+            self._device.release_trace(trace)
         for tensor in self._tensors:
             if tensor.is_allocated:
                 self._device.deallocate(tensor)

@@ -107,8 +107,8 @@ def test_what_traces_hold_is_known_and_given_back_with_the_sequence(open_decoder
 def test_a_capture_holds_ops_alone_takes_no_expert_and_only_its_inputs_change(open_decoder: Open, tokens: list[int]) -> None:
     decoder = open_decoder(dispatch="captured", topk="device")
     walked(decoder, tokens[:6])
-    records = decoder._device.take_captures()
-    assert [record.replays for record in records] == [5] * 4
+    records = decoder._device.captures()
+    assert [(record.replays, record.alike) for record in records] == [(5, 1)] * 4
     for record in records:
         assert all(name.startswith("op.") for name, _ in record.calls)
     inputs = {"ids", "rope_positions", "position", "ring_position", "page_table", "ring_page_table", "routed"}
@@ -126,7 +126,10 @@ def test_regions_are_those_since_the_reset_and_replays_add_up(open_decoder: Open
     walked(decoder, tokens[:3])
     assert sum(region.replays for region in decoder.captured_regions()) == 4 * 2
     walked(decoder, tokens[:3])
-    assert sum(region.replays for region in decoder.captured_regions()) == decoder.stats()["replays"] == 4 * 5
+    regions = decoder.captured_regions()
+    assert sum(region.replays for region in regions) == decoder.stats()["replays"] == 4 * 5
+    assert sum(region.alike for region in regions) == decoder.stats()["captures"] == 4 * 2
+    assert decoder.captured_regions() == regions
 
 
 class Drops(Passing):

@@ -122,11 +122,12 @@ def test_a_schedule_is_the_device_s(tiny_folder: Path, variant: str) -> None:
     assert opened.identity.device["kind"] == "sim"
 
 
-def test_a_reload_leaves_other_bytes_at_addresses_that_the_decoder_then_gets(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("arm", ["exact", "exact,dispatch=captured"])
+def test_a_reload_leaves_other_bytes_at_addresses_that_the_decoder_then_gets(tiny: Checkpoint, arm: str) -> None:
     device = SimDevice()
     parts = Parts(tiny.config, tiny, CheckpointExperts(tiny))
     before = device.get_memory_view()
-    occupy(device, parts, ARMS["exact"].settings(tiny.config))
+    occupy(device, parts, ARMS[arm].settings(tiny.config))
     assert device.get_memory_view() == before
     assert device.event_counts()["op.linear"] > 0
     assert device.event_counts()["writes"] > len(parts.config.layer_types)

@@ -195,3 +195,14 @@ def test_it_is_a_device_of_the_protocol(device: TtnnDevice) -> None:
     assert promised <= set(dir(device))
     accepted: Device = device  # pyright's part of this test
     assert accepted is device
+
+
+def test_a_product_goes_into_a_tensor_that_is_there_if_it_fits(device: TtnnDevice) -> None:
+    a, b, into = (device.allocate_tensor_on_device(s, BF16, TILE, "t") for s in ((8, 64), (64, 96), (8, 96)))
+    before, generation = device.get_memory_view().allocated_bytes, into.generation
+    assert device.matmul(a, b, dtype=BF16, output=into) is into
+    assert device.get_memory_view().allocated_bytes == before
+    assert into.generation == generation + 1
+    wide = device.allocate_tensor_on_device((8, 96), DType.FLOAT32, TILE, "t")
+    for wrong in (a, wide):
+        assert fault_of(lambda wrong=wrong: device.matmul(a, b, dtype=BF16, output=wrong)).kind == "bad-operand"

@@ -69,6 +69,7 @@ def test_what_a_capture_made_stays_until_its_release(view: TtnnDevice) -> None:
     output, other = (view._adopt(value.value, (32, 32), DType.BFLOAT16, Layout.TILE, "output") for _ in range(2))
     view.deallocate(output)
     view.end_trace_capture(trace)
+    assert [(record.calls, record.replays) for record in view.captures()] == [((("deallocate", 1),), 0)]
     assert value.value.is_allocated()
     assert kind_of(lambda: view.silu(output)) == "use-after-free"
     assert other.is_allocated

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 from tt_impl.device.protocol import CaptureRecord, Tensor
 
@@ -31,7 +31,7 @@ class CaptureBook:
 
     def __init__(self) -> None:
         self._captures: dict[int, _Capture] = {}
-        self._released: list[CaptureRecord] = []
+        self._released: dict[Hashable, CaptureRecord] = {}
         self._present: _Capture | None = None
         self._readers: dict[int, list[_Capture]] = {}
 
@@ -69,14 +69,28 @@ class CaptureBook:
             readers.remove(capture)
             if not readers:
                 del self._readers[identity]
-        self._released.append(capture.record())
+        self._keep(self._released, capture.record())
 
-    def take(self) -> list[CaptureRecord]:
-        """Every capture that is over, those of released traces first: these are forgotten, the others begin with no replay."""
-        taken, self._released = self._released, []
+    def records(self) -> list[CaptureRecord]:
+        """Of every capture that is over, since the last `forget`; those alike are one."""
+        kept = dict(self._released)
         for capture in self._captures.values():
             if capture is not self._present:
-                taken.append(capture.record())
-                capture.replays = 0
-                capture.changed.clear()
-        return taken
+                self._keep(kept, capture.record())
+        return list(kept.values())
+
+    def forget(self) -> None:
+        """Begin anew; traces that are still there are watched on, as if just captured."""
+        self._released.clear()
+        for capture in self._captures.values():
+            capture.replays = 0
+            capture.written.clear()
+            capture.changed.clear()
+
+    @staticmethod
+    def _keep(kept: dict[Hashable, CaptureRecord], record: CaptureRecord) -> None:
+        key = (record.calls, record.operands, record.changed)
+        before = kept.get(key)
+        if before is not None:
+            record = replace(record, replays=before.replays + record.replays, alike=before.alike + record.alike)
+        kept[key] = record

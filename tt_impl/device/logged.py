@@ -29,5 +29,8 @@ class Logged:
     def recorded_ops(self) -> list[tuple[str, tuple[str, ...]]]:
         return self._log.recorded_ops()
 
-    def take_captures(self) -> Sequence[CaptureRecord]:
-        return self._log.captures.take()
+    def captures(self) -> Sequence[CaptureRecord]:
+        return self._log.captures.records()
+
+    def forget_captures(self) -> None:
+        self._log.captures.forget()

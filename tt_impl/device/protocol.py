@@ -135,20 +135,22 @@ class Trace(Protocol):
 
 @dataclass(frozen=True)
 class CaptureRecord:
-    """What a device noted of one captured trace.
+    """What a device noted of a captured trace, or of several that are alike.
 
     Attributes:
         calls: what it was asked for between begin and end, by name, and how often, sorted: `op.NAME` for an op, and
             `deallocate`, which is let in too.
-        replays: how often the trace was executed.
+        replays: how often the trace was executed, or all of them together.
         operands: labels of the tensors that its ops take, those of its own outputs among them, sorted.
         changed: of them, those that the host wrote after the capture and before a replay, sorted.
+        alike: how many traces.
     """
 
     calls: tuple[tuple[str, int], ...]
     replays: int
     operands: tuple[str, ...]
     changed: tuple[str, ...]
+    alike: int = 1
 
 
 class Device(Protocol):
@@ -177,9 +179,11 @@ class Device(Protocol):
         """Take what was kept since recording began or it was last taken, in the order of calls; replayed ops too."""
         ...
 
-    def take_captures(self) -> Sequence[CaptureRecord]:
-        """Take what was noted of captures since the last time; of traces that are still there, their replays since then."""
+    def captures(self) -> Sequence[CaptureRecord]:
+        """What was noted of captures since `forget_captures`."""
         ...
+
+    def forget_captures(self) -> None: ...
 
     def get_memory_view(self) -> MemoryView: ...
 

@@ -65,6 +65,8 @@ REFUSED: dict[str, Callable[[Bench, SimDevice], Any]] = {
     "linear weight in rows": lambda t, d: d.linear(t(1, 64), t(96, 64, layout=RM)),
     "linear to integers": lambda t, d: d.linear(t(1, 64), t(96, 64), dtype=DType.UINT32),
     "linear of a batch of matrices": lambda t, d: d.linear(t(2, 1, 64), t(96, 64)),
+    "matmul into another shape": lambda t, d: d.matmul(t(1, 64), t(64, 32), dtype=BF16, output=t(2, 32)),
+    "matmul into another dtype": lambda t, d: d.matmul(t(1, 64), t(64, 32), dtype=BF16, output=t(1, 32, dtype=DType.FLOAT32)),
     "matmul of another K": lambda t, d: d.matmul(t(1, 64), t(96, 64), dtype=BF16),
     "matmul of integers": lambda t, d: d.matmul(t(1, 64, dtype=DType.UINT32), t(64, 32), dtype=BF16),
     "add of other columns": lambda t, d: d.add(t(1, 64), t(1, 32)),
@@ -152,3 +154,24 @@ def test_a_position_without_a_page_is_a_fault_when_the_op_runs(position: int) ->
     with pytest.raises(DeviceFault) as caught:
         bench.device.synchronize_device()
     assert caught.value.kind == "page-table"
+
+
+def test_a_product_does_not_go_over_its_own_operand_and_into_another_tensor_it_is_the_same() -> None:
+    bench = Bench()
+    device, rng = bench.device, np.random.default_rng(7)
+    a, b = (put(device, rng.normal(size=(32, 32)), FP32, Layout.TILE) for _ in range(2))
+    for own in (a, b):
+        with pytest.raises(DeviceFault, match="it cannot write over its own operand"):
+            device.matmul(a, b, dtype=FP32, output=own)
+    into = bench(32, 32, dtype=FP32)
+    device.synchronize_device()
+    before, generation = device.get_memory_view(), into.generation
+    assert device.matmul(a, b, dtype=FP32, output=into) is into
+    assert device.get_memory_view() == before
+    read = device.copy_device_to_host_tensor(into, blocking=True).array()
+    new = device.copy_device_to_host_tensor(device.matmul(a, b, dtype=FP32), blocking=True).array()
+    assert np.array_equal(read, new)
+    assert into.generation == generation + 1
+    device.deallocate(into)
+    with pytest.raises(DeviceFault, match="use-after-free"):
+        device.matmul(a, b, dtype=FP32, output=into)

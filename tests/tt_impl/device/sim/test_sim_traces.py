@@ -232,3 +232,40 @@ def test_a_replay_that_does_not_wait_sees_the_old_bytes() -> None:
     captured.device.copy_host_to_device_tensor(row(100), captured.x, cq_id=1)
     captured.replay()
     assert captured.result() == 12
+
+
+def test_a_record_says_what_was_asked_for_inside_and_what_the_host_wrote_before_a_replay() -> None:
+    captured = Captured()
+    [record] = captured.device.captures()
+    assert record.calls == (("deallocate", 1), ("op.add", 2))
+    assert record.operands == ("add", "x", "y")
+    assert (record.replays, record.changed, record.alike) == (0, (), 1)
+    captured.replay()
+    captured.device.copy_host_to_device_tensor(row(4), captured.y)
+    [record] = captured.device.captures()
+    assert (record.replays, record.changed) == (1, ()), "written, and not replayed since"
+    captured.replay()
+    [record] = captured.device.captures()
+    assert (record.replays, record.changed) == (2, ("y",))
+
+
+def test_records_of_released_traces_are_kept_those_alike_as_one_until_they_are_forgotten() -> None:
+    captured = Captured()
+    device = captured.device
+    for replays in (1, 3):
+        trace = device.begin_trace_capture()
+        device.add(captured.x, captured.x)
+        device.end_trace_capture(trace)
+        for _ in range(replays):
+            device.execute_trace(trace, blocking=False)
+        device.release_trace(trace)
+    alike, own = sorted(device.captures(), key=lambda record: record.alike, reverse=True)
+    assert (alike.calls, alike.replays, alike.alike) == ((("op.add", 1),), 4, 2)
+    assert (own.replays, own.alike) == (0, 1)
+    captured.write(1, 1)
+    captured.replay()
+    device.forget_captures()
+    assert [(record.replays, record.changed) for record in device.captures()] == [(0, ())]
+    device.copy_host_to_device_tensor(row(0), device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "x"))
+    captured.replay()
+    assert [record.changed for record in device.captures()] == [()], "another tensor of that name was written"
