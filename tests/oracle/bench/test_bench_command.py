@@ -164,6 +164,8 @@ def test_a_difference_between_runs_ends_with_1_and_is_written(
         (("--json", "nowhere/b.json"), "nowhere does not exist; create it first"),
         (("--json", "checkpoint/b.json"), "which is read; write results elsewhere"),
         (("--golden", "golden"), "golden.json is damaged"),
+        (("--golden", "nowhere"), "nowhere is no golden: it is not a folder; name one with golden.json, or leave --golden out"),
+        (("--golden", "golden/golden.json"), "golden/golden.json is no golden: it is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
