@@ -27,11 +27,30 @@ class PlanSection:
 
 
 @dataclass(frozen=True)
+class PlannedTensor:
+    """One tensor that stays on the device.
+
+    Attributes:
+        name: the checkpoint's, or the subject's own for what it makes.
+        dtype, layout: as the device has it.
+        nbytes: of its elements. `device_bytes`: of device memory.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    nbytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Sections in reading order, and what was refused, each in one line with its deficit."""
+    """Sections in reading order; what was refused, each in one line with its deficit; and the tensors that stay."""
 
     sections: tuple[PlanSection, ...]
     refused: tuple[str, ...] = ()
+    tensors: tuple[PlannedTensor, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the report's JSON: values by section and name."""
@@ -40,6 +59,7 @@ class Plan:
                 {"title": s.title, "rows": [{"name": n, "value": v, "unit": u} for n, v, u in s.rows]} for s in self.sections
             ],
             "refused": list(self.refused),
+            "tensors": [asdict(tensor) for tensor in self.tensors],
         }
 
 

@@ -10,6 +10,7 @@ from goldens import mini_checkpoint
 from oracle.bench.session import BenchOptions, run_bench
 from oracle.commands.options import CheckpointOption, GoldenOption, JsonOption
 from oracle.commands.running import check_json, console, interruptible, progress
+from oracle.errors import UsageError
 from oracle.report.bench import print_bench
 from oracle.serialization import write_file
 
@@ -35,6 +36,8 @@ def bench(
     """
     folder = checkpoint or mini_checkpoint()
     check_json(json_file, folder, golden)
+    if golden is not None and not golden.is_dir():  # other ids would be measured than were asked for
+        raise UsageError(f"{golden} is no golden: it is not a folder; name one with golden.json, or leave --golden out")
     options = BenchOptions(
         checkpoint=folder,
         golden=golden or folder / "golden",

@@ -35,6 +35,7 @@ def print_bench(console: Console, bench: BenchDocument) -> None:
     for stage in ("decode", "prefill"):
         console.print(_table(bench, stage))
     console.print(Text(f"wall time is {bench.wall_time_is}; it is not judged"), soft_wrap=True)
+    console.print(Text(f"chain digests: {bench.chain_serialization}"), soft_wrap=True)
     for arm in bench.arms:
         console.print(Text(f"{arm.arm}: chain {arm.chain_digest}, logits {arm.logits_digest}"), soft_wrap=True)
         before, after = arm.memory.before, arm.memory.after

@@ -72,6 +72,17 @@ def test_start_takes_blocks_that_hold_nothing_of_the_old_sequence(open_decoder: 
             assert np.isnan(decoder._device.copy_device_to_host_tensor(tensor, blocking=True).array()).all()
 
 
+def test_start_gives_back_the_cache_of_the_old_sequence_and_counts_one_cache(open_decoder: Open) -> None:
+    decoder = open_decoder()
+    stats = decoder.stats()
+    held, allocated = stats["kv_bytes"], decoder._device.get_memory_view().allocated_bytes
+    assert 0 < held < allocated
+    for _ in range(2):
+        decoder.start()
+        assert decoder.stats()["kv_bytes"] == held
+        assert decoder._device.get_memory_view().allocated_bytes == allocated
+
+
 @pytest.mark.parametrize("schedule", ["eager", "reuse", "random:1", "random:2"])
 def test_the_devices_schedule_changes_nothing(open_decoder: Open, tokens: list[int], schedule: str) -> None:
     lazy, other = open_decoder(), open_decoder(device=SimDevice(schedule=schedule_named(schedule)))

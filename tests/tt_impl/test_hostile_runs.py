@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import hostile
 import pytest
-from hostile import ROOMS, Draw, hostile_run, two_checkpoints
+from hostile import ROOMS, Draw, Room, hostile_run, two_checkpoints
 
 import tt_impl.attention.kv_pages
 from oracle.kolibri1.checkpoint import Checkpoint
 from tt_impl.arms import ARMS
 from tt_impl.decode import Decoder
+from tt_impl.device.protocol import Bytes
+from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.plants.of_pool import RecordsLate, ServesStaleMemos
 
@@ -57,6 +59,27 @@ def test_a_planted_fault_shows(
     hostile.roomy(checkpoints[1], ARMS[draw.arm].base, draw.prompt)
     monkeypatch.setattr(hostile, "Decoder", lambda *parts: Decoder(*parts, pool_type=pool))
     assert wrong in hostile_run(draw, *checkpoints).wrong
+
+
+class NeverHits(Memo):
+    """Looks up another key each time."""
+
+    def obtain(self, key: MemoKey, image: Callable[[], Bytes]) -> FeedForwardWeights:
+        return super().obtain(key._replace(generation=-self._stats.expert_uses), image)
+
+
+class NeverHit(ExpertPool):
+    memo_type = NeverHits
+
+
+@pytest.mark.parametrize("room", ["nearly", "at"])
+def test_memos_that_nothing_hits_show_where_they_must_be_hit(
+    checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch, room: Room
+) -> None:
+    draw = replace(DRAWS[0], room=room, slots_above=1, users=1)
+    assert hostile_run(draw, *checkpoints).wrong == []
+    monkeypatch.setattr(hostile, "Decoder", lambda *parts: Decoder(*parts, pool_type=NeverHit))
+    assert any(wrong.startswith("not so: memos hit") for wrong in hostile_run(draw, *checkpoints).wrong)
 
 
 def test_users_that_share_pages_show(checkpoints: Sequence[Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,11 @@ class ExpertLayout:
             start = stop
         return cls(tuple(segments), start)
 
+    @property
+    def slot_bytes(self) -> int:
+        """DRAM that a slot takes: more than `nbytes`, for its pages are dealt out over the banks (`device.pages`)."""
+        return dram_bytes((self.nbytes,), DType.UINT8, Layout.ROW_MAJOR)
+
     def memo_bytes(self, dtype: DType) -> int:
         """DRAM that one expert dequantized takes: two matrices in tiles, gate and up stacked to one."""
         (rows, columns), down = (self.segment(name).shape for name in ("up_proj", "down_proj"))

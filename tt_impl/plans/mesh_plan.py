@@ -44,7 +44,7 @@ def plan_mesh(
 
     Args:
         held_bytes: residents and KV cache of one card, padded.
-        slot_bytes, memo_bytes: of one expert, as fp8 and dequantized.
+        slot_bytes, memo_bytes: of DRAM that one expert takes, as fp8 and dequantized.
     """
     share = -(-config.num_experts // chips)
     layers = config.num_hidden_layers

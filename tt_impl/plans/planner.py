@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oracle.kolibri1.config import Kolibri1Config
-from oracle.planning import Plan, PlanRequest, PlanSection
+from oracle.planning import Plan, PlannedTensor, PlanRequest, PlanSection
 from tt_impl.device.protocol import TILE_SIDE, DType
 from tt_impl.plans.budget import P150_DRAM_BYTES, PlanError
 from tt_impl.plans.kv_plan import KvPlan, plan_kv
@@ -31,7 +31,7 @@ class P150Planner:
         held = staging.device_bytes + kv.device_bytes
         meshes = [
             plan_mesh(config, held, streaming.slot_bytes, streaming.memo_bytes, P150_DRAM_BYTES, chips)
-            for chips in range(1, min(MOST_CHIPS, config.num_experts) + 1)
+            for chips in range(1, MOST_CHIPS + 1)
         ]
         refused = []
         try:
@@ -39,7 +39,11 @@ class P150Planner:
         except PlanError as error:
             refused.append(str(error))
         sections = (_staging(staging), _kv(kv), _experts(config, streaming), _streaming(streaming), _meshes(meshes))
-        return Plan(sections, tuple(refused))
+        return Plan(sections, tuple(refused), _tensors(staging))
+
+
+def _tensors(plan: StagingPlan) -> tuple[PlannedTensor, ...]:
+    return tuple(PlannedTensor(o.name, o.shape, o.dtype.label, o.layout.value, o.nbytes, o.device_bytes) for o in plan.operands)
 
 
 def _staging(plan: StagingPlan) -> PlanSection:
@@ -71,8 +75,8 @@ def _experts(config: Kolibri1Config, plan: StreamingPlan) -> PlanSection:
     return PlanSection(
         "routed experts",
         (
-            ("one expert as fp8 with its grids", plan.slot_bytes, BYTES),
-            ("one expert dequantized", plan.memo_bytes, BYTES),
+            ("one expert as fp8 with its grids", plan.expert_bytes, BYTES),
+            ("one expert dequantized", plan.copy_bytes, BYTES),
             ("all of them as fp8 with grids", expert_bytes(config), BYTES),
         ),
     )
@@ -88,12 +92,14 @@ def _streaming(plan: StreamingPlan) -> PlanSection:
         (
             ("slots a layer", plan.slots_per_layer, ""),
             ("memos, over all layers", plan.memos, ""),
+            ("DRAM of a slot, over all banks", plan.slot_bytes, BYTES),
+            ("DRAM of a memo, over all banks", plan.memo_bytes, BYTES),
             ("DRAM to spare", plan.spare_bytes, BYTES),
             ("host memory: experts and shadows", plan.host_bytes, BYTES),
             ("experts filled in one step, at most", plan.step_experts, ""),
             ("fills of one step, at most; read back as many", plan.step_bytes, BYTES),
             *times,
-            ("memos of one step, at most", plan.step_experts * plan.memo_bytes, BYTES),
+            ("memos of one step, at most", plan.step_experts * plan.copy_bytes, BYTES),
             ("expected share of a layer's experts a step touches", round(plan.touched_fraction, 4), ""),
         ),
     )

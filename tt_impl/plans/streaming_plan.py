@@ -9,6 +9,7 @@ little for one more pair in every layer, into slots alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from oracle.kolibri1.config import Kolibri1Config
@@ -36,17 +37,20 @@ class StreamingPlan:
     Attributes:
         slots_per_layer: experts of one layer held as fp8.
         memos: of all layers' slots, those whose expert is held as a copy for compute too.
-        slot_bytes, memo_bytes: of one.
+        expert_bytes, copy_bytes: of one expert's elements: as fp8 with its grids, and dequantized. What transfers move.
+        slot_bytes, memo_bytes: of DRAM that one takes: in pages and tiles over all banks, each taking as much as the fullest.
         spare_bytes: of the DRAM that neither takes.
         host_bytes: the host tier: every routed expert's fp8 bytes and grids, and the shadows of all slots.
         step_experts: experts that one step fills at most: top-k of every layer, of every sequence, at most all of them.
-        step_bytes: of their fills. As many come back for verification, and `memo_bytes` of each go up for compute.
+        step_bytes: of their fills. As many come back for verification, and `copy_bytes` of each go up for compute.
         touched_fraction: share of a layer's experts that a step is expected to touch, if sequences choose evenly and
             independently: 1 - (1 - k / experts) ^ sequences.
     """
 
     slots_per_layer: int
     memos: int
+    expert_bytes: int
+    copy_bytes: int
     slot_bytes: int
     memo_bytes: int
     spare_bytes: int
@@ -76,45 +80,44 @@ def plan_streaming(
     """Split what residents and KV cache leave.
 
     Raises:
-        PlanError: residents and KV cache do not fit, fewer slots are left than one step pins, or experts must stream and a
-            step of so many sequences is expected to touch more than `CROWDED_FRACTION` of them.
+        PlanError: residents and KV cache do not fit; experts must stream and a step of so many sequences is expected to touch
+            more than `CROWDED_FRACTION` of them; or fewer slots are left than one step pins.
     """
     fraction = touched_fraction(config, kv.sequences)
-    layers, slot = config.num_hidden_layers, ExpertLayout.of(config).nbytes
-    memo = activation.item_bytes * sum(rows * columns for rows, columns in _expert_shapes(config))
+    layers, layout = config.num_hidden_layers, ExpertLayout.of(config)
+    slot, memo = layout.slot_bytes, layout.memo_bytes(activation)
     held = staging.device_bytes + kv.device_bytes + SCRATCH_BYTES
     pinned = min(config.num_experts_per_tok * kv.sequences, config.num_experts)
+    left = room = dram_bytes - held
+    slots = min(config.num_experts, max(pinned, room // (layers * (slot + memo))))
+    left -= layers * slots * slot
+    memos = min(layers * slots, left // memo)
+    left -= memos * memo
+    more = min(config.num_experts - slots, left // (layers * slot)) if memos == layers * slots else 0
+    slots, left = slots + more, left - more * layers * slot
+    streams = slots < config.num_experts or layers * slots * slot > room
+    if room >= 0 and streams and fraction > CROWDED_FRACTION:
+        raise PlanError(
+            f"streaming for {kv.sequences} sequences: a step is expected to touch {fraction:.0%} of a layer's experts, above "
+            f"{CROWDED_FRACTION:.0%}; decode fewer at once, or place the experts on more cards"
+        )
     require(
         f"one step of {kv.sequences} sequences beside residents and KV cache",
         held + layers * pinned * slot + pinned * memo,
         dram_bytes,
         "decode fewer sequences or shorter contexts, or place the model on more cards",
     )
-    left = dram_bytes - held
-    slots = min(config.num_experts, max(pinned, left // (layers * (slot + memo))))
-    left -= layers * slots * slot
-    memos = min(layers * slots, left // memo)
-    left -= memos * memo
-    more = min(config.num_experts - slots, left // (layers * slot)) if memos == layers * slots else 0
-    slots, left = slots + more, left - more * layers * slot
-    if slots < config.num_experts and fraction > CROWDED_FRACTION:
-        raise PlanError(
-            f"streaming for {kv.sequences} sequences: a step is expected to touch {fraction:.0%} of a layer's experts, above "
-            f"{CROWDED_FRACTION:.0%}; decode fewer at once, or place the experts on more cards"
-        )
     step_experts = layers * pinned
     return StreamingPlan(
         slots_per_layer=slots,
         memos=memos,
+        expert_bytes=layout.nbytes,
+        copy_bytes=activation.item_bytes * sum(math.prod(segment.shape) for segment in layout.segments),
         slot_bytes=slot,
         memo_bytes=memo,
         spare_bytes=left,
-        host_bytes=expert_bytes(config) + layers * slots * slot,
+        host_bytes=expert_bytes(config) + layers * slots * layout.nbytes,
         step_experts=step_experts,
-        step_bytes=step_experts * slot,
+        step_bytes=step_experts * layout.nbytes,
         touched_fraction=fraction,
     )
-
-
-def _expert_shapes(config: Kolibri1Config) -> list[tuple[int, int]]:
-    return [segment.shape for segment in ExpertLayout.of(config).segments]

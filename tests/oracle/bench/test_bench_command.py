@@ -90,6 +90,7 @@ def test_parts_causes_and_steps_add_up_to_the_totals_written(two_arms: tuple[dic
 def test_what_is_printed_says_which_time_is_which_and_how_the_machine_was(two_arms: tuple[dict[str, Any], str]) -> None:
     document, out = two_arms
     assert "wall time is the simulation's, not the device's; it is not judged" in out
+    assert "chain digests: sha256 of the ids as a JSON array of decimal numbers without spaces, then one newline" in out
     assert re.search(r"^machine: \d+ CPUs, allowed [\d, ]+, governor [\w ,]+, load [\d. ]+, busy \d+%$", out, re.MULTILINE)
     assert ("BUSY START" in out) == bool(document["machine"]["busy"])
     for name in ("decode, per step", "prefill, per step", "modelled ms", *document["model"]["parts"], "round_trips", "fills"):
@@ -164,6 +165,8 @@ def test_a_difference_between_runs_ends_with_1_and_is_written(
         (("--json", "nowhere/b.json"), "nowhere does not exist; create it first"),
         (("--json", "checkpoint/b.json"), "which is read; write results elsewhere"),
         (("--golden", "golden"), "golden.json is damaged"),
+        (("--golden", "nowhere"), "nowhere is no golden: it is not a folder; name one with golden.json, or leave --golden out"),
+        (("--golden", "golden/golden.json"), "golden/golden.json is no golden: it is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

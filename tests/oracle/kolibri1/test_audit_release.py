@@ -81,7 +81,7 @@ def test_the_release_agrees_in_seconds_and_little_memory(release: Path, tmp_path
     script, measured, report = tmp_path / "measured.py", tmp_path / "measured.json", tmp_path / "doctor.json"
     script.write_text(MEASURED)
     done = subprocess.run(
-        [sys.executable, str(script), "doctor", "--checkpoint", str(release), "--json", str(report)],
+        [sys.executable, str(script), "doctor", "--plan", "--checkpoint", str(release), "--json", str(report)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -100,6 +100,9 @@ def test_the_release_agrees_in_seconds_and_little_memory(release: Path, tmp_path
         "bf16": (403, 1_410_117_120),
         "all": (116_303, 78_827_029_120),
     }
+    for shown in ("3,311,163,520 bytes", "3,801,088,000 bytes", "1,179,936,000 bytes", "refused: the whole model on 1 card"):
+        assert shown in done.stdout
+    assert len(summary["plan"]["tt"]["tensors"]) == 1_103 + 4 * 50 + 2
     used = json.loads(measured.read_bytes())
     assert used["seconds"] < 30
     assert used["bytes"] < 500_000_000

@@ -215,11 +215,20 @@ def test_verify_first_compares_an_expert_once_and_tells_nobody_otherwise(tiny: C
     assert rig.heard.uses[-3:] == [(expert, expert, 3) for expert in (0, 1, 2)]
 
 
-def test_an_expert_verified_in_one_layer_is_not_trusted_in_another(tiny: Checkpoint) -> None:
-    rig = Rig(tiny, verify="first").walk(RETURNING[:1])
+@pytest.mark.parametrize("layers", [(0, 1), (1, 0)])
+def test_an_expert_verified_in_one_layer_is_not_trusted_in_another(tiny: Checkpoint, layers: tuple[int, int]) -> None:
+    rig = Rig(tiny, verify="first")
     rig.pool.begin_step()
-    rig.pool.make_resident(1, [0, 1, 2])
+    for layer in layers:
+        rig.pool.make_resident(layer, [0, 1, 2])
     assert rig.stats.verified_bytes == rig.stats.staged_bytes == 6 * EXPERT
+
+
+def test_an_on_demand_fill_that_is_trusted_is_no_drain(tiny: Checkpoint) -> None:
+    """Nothing is read back, so nobody waits: a counter that counted the fill would say otherwise."""
+    rig = Rig(tiny, verify="first").walk(RETURNING[:2])
+    rig.step([], on_demand=[0])
+    assert rig.counts("fills", "drains", "on_demand_drains") == (7, 2, 0)
 
 
 @pytest.mark.parametrize("dequant", ["shadow", "reread"])

@@ -48,6 +48,13 @@ def in_use(table: SlotTable) -> None:
     table.use(7)
 
 
+def in_use_unasked(table: SlotTable) -> None:
+    """Nobody asked for it in this step, so nothing pins it but its use."""
+    verified(table)
+    table.release()
+    table.use(7)
+
+
 def unpinned(before: Callable[[SlotTable], None]) -> Callable[[SlotTable], None]:
     def run(table: SlotTable) -> None:
         before(table)
@@ -71,6 +78,8 @@ def unpinned(before: Callable[[SlotTable], None]) -> Callable[[SlotTable], None]
         (trusted, lambda table: table.verify(0), "is trusted and cannot become verified"),
         (in_use, lambda table: table.trust(0), "is in use and cannot become trusted"),
         (in_use, lambda table: table.verify(0), "is in use and cannot become verified"),
+        (in_use, lambda table: table.stage(0, 8), "is in use and cannot become staged"),
+        (in_use_unasked, lambda table: table.touch([8]), "is in use and cannot become empty"),
     ],
 )
 def test_a_state_cannot_be_skipped(

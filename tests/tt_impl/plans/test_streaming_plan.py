@@ -16,6 +16,9 @@ from tt_impl.plans.staging_plan import plan_staging
 from tt_impl.plans.streaming_plan import SCRATCH_BYTES, expert_bytes, plan_streaming, touched_fraction
 
 BF16 = DType.BFLOAT16
+EXPERT, SLOT, MEMO = 3_933_120, 3_942_912, 7_864_320
+"""Bytes of one expert: what a fill moves; what a slot takes, 1,205 pages of 3,264 bytes of which a bank sets aside room for
+151; what a memo takes."""
 STAGING = plan_staging(RELEASE, BF16, 4096)
 
 
@@ -25,8 +28,9 @@ def kv(sequences: int = 1, context: int = 4096) -> KvPlan:
 
 def test_one_expert_and_all_of_them_have_the_published_sizes() -> None:
     plan = plan_streaming(RELEASE, STAGING, kv(), BF16, P150_DRAM_BYTES)
-    assert plan.slot_bytes == 3_932_160 + 960
-    assert plan.memo_bytes == 7_864_320
+    assert plan.expert_bytes == 3_932_160 + 960 == EXPERT
+    assert plan.copy_bytes == plan.memo_bytes == MEMO
+    assert plan.slot_bytes == SLOT
     assert expert_bytes(RELEASE) == 75_515_904_000
     assert round(expert_bytes(RELEASE) / 2**30, 2) == 70.33
 
@@ -45,7 +49,7 @@ def test_the_split_uses_what_is_left_and_no_more(sequences: int, context: int, d
         plan = plan_streaming(RELEASE, STAGING, cache, BF16, dram)
     except PlanError:
         pinned = 6 * sequences
-        needed = STAGING.device_bytes + cache.device_bytes + SCRATCH_BYTES + pinned * (50 * 3_933_120 + 7_864_320)
+        needed = STAGING.device_bytes + cache.device_bytes + SCRATCH_BYTES + pinned * (50 * SLOT + MEMO)
         assert needed > dram
         return
     slots, memos = 50 * plan.slots_per_layer, plan.memos
@@ -74,9 +78,24 @@ def test_the_touched_fraction_is_what_independent_even_choices_give() -> None:
 def test_concurrency_that_touches_most_experts_is_refused_by_name() -> None:
     roomy = 3 * P150_DRAM_BYTES
     plan_streaming(RELEASE, STAGING, kv(44, 64), BF16, roomy)
-    with pytest.raises(PlanError, match=r"streaming for 45 sequences: .* 51% of a layer's experts, above 50%"):
-        plan_streaming(RELEASE, STAGING, kv(45, 64), BF16, roomy)
+    for dram in (roomy, P150_DRAM_BYTES):
+        with pytest.raises(PlanError, match=r"streaming for 45 sequences: .* 51% of a layer's experts, above 50%"):
+            plan_streaming(RELEASE, STAGING, kv(45, 64), BF16, dram)
     assert plan_streaming(RELEASE, STAGING, kv(45, 64), BF16, 10 * P150_DRAM_BYTES).slots_per_layer == 384
+
+
+@pytest.mark.parametrize(
+    ("sequences", "said"),
+    [
+        (44, "one step of 44 sequences beside residents and KV cache: needs "),
+        (64, "streaming for 64 sequences: a step is expected to touch 64%"),  # who pins every expert streams none that fits
+        (2_000, "one step of 2000 sequences beside residents and KV cache: needs "),  # whose cache alone is too much
+    ],
+)
+def test_on_one_card_it_is_named_before_the_room_that_its_experts_would_need(sequences: int, said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan_streaming(RELEASE, STAGING, kv(sequences), BF16, P150_DRAM_BYTES)
+    assert str(caught.value).startswith(said)
 
 
 @given(st.integers(1, 600), st.sampled_from([16, 32, 64]), st.integers(0, 4096))
@@ -101,22 +120,22 @@ def test_a_cache_for_nothing_or_for_too_much_is_refused(sequences: int, context:
 
 def test_the_whole_model_on_one_card_is_refused_with_its_deficit() -> None:
     held = STAGING.device_bytes + kv().device_bytes
-    one = plan_mesh(RELEASE, held, 3_933_120, 7_864_320, P150_DRAM_BYTES, 1)
-    assert one.deficit_bytes == held + SCRATCH_BYTES + 75_515_904_000 - P150_DRAM_BYTES
+    one = plan_mesh(RELEASE, held, SLOT, MEMO, P150_DRAM_BYTES, 1)
+    assert one.deficit_bytes == held + SCRATCH_BYTES + 50 * 384 * SLOT - P150_DRAM_BYTES
     with pytest.raises(PlanError, match=f"the whole model on 1 card, .* {one.deficit_bytes:,} too many"):
         require_fit(one, P150_DRAM_BYTES)
 
 
 def test_the_smallest_mesh_that_holds_the_model_holds_it_and_one_card_fewer_does_not() -> None:
     held = STAGING.device_bytes + kv().device_bytes
-    meshes = [plan_mesh(RELEASE, held, 3_933_120, 7_864_320, P150_DRAM_BYTES, chips) for chips in range(1, 33)]
+    meshes = [plan_mesh(RELEASE, held, SLOT, MEMO, P150_DRAM_BYTES, chips) for chips in range(1, 33)]
     fitting = [mesh.chips for mesh in meshes if mesh.fits]
     assert fitting == list(range(3, 33))
     for mesh in meshes:
         assert mesh.chips * mesh.experts_per_layer >= 384
-        assert mesh.needed_bytes == held + SCRATCH_BYTES + 50 * mesh.experts_per_layer * 3_933_120
+        assert mesh.needed_bytes == held + SCRATCH_BYTES + 50 * mesh.experts_per_layer * SLOT
         if mesh.fits:
             require_fit(mesh, P150_DRAM_BYTES)
-            copies = mesh.needed_bytes + 50 * mesh.copied_experts * 7_864_320
+            copies = mesh.needed_bytes + 50 * mesh.copied_experts * MEMO
             assert copies <= P150_DRAM_BYTES
-            assert mesh.copied_experts == mesh.experts_per_layer or copies + 50 * 7_864_320 > P150_DRAM_BYTES
+            assert mesh.copied_experts == mesh.experts_per_layer or copies + 50 * MEMO > P150_DRAM_BYTES
