@@ -69,11 +69,11 @@ class PlanRequest:
 
     Attributes:
         sequences: decoded at once.
-        context: positions of each.
+        context: positions of each; None for as many as the decoder takes.
     """
 
     sequences: int = 1
-    context: int = 4096
+    context: int | None = None
 
 
 class Planner(Protocol):

@@ -10,6 +10,7 @@ from oracle.subjects.protocol import SubjectIdentity, SubjectRequest
 from tt_impl.arms import ARMS, BASES, Arm, parse_arm
 from tt_impl.device.protocol import Device, DType
 from tt_impl.experts.layout import CheckpointExperts
+from tt_impl.plans.fitting import fitted
 from tt_impl.plants.catalogue import PLANTS, Parts
 from tt_impl.plants.of_device import planted
 from tt_impl.settings import BLOCKS, DecoderSettings
@@ -62,6 +63,7 @@ def open_parts(request: SubjectRequest) -> Opened:
         SubjectError: an arm, device, plant or variant that the subject has not; no card for device ttnn, or not ttnn itself.
         UsageError: a schedule that the simulated device has not, or a file that holds no fault plan.
         CheckpointError: the checkpoint is bad.
+        PlanError: the device's DRAM has no room for what one step needs.
     """
     arm = next(iter(ARMS.values())) if request.arm is None else parse_arm(request.arm)
     asked = request.device or DEVICES[0]
@@ -82,17 +84,18 @@ def open_parts(request: SubjectRequest) -> Opened:
         device, described, replay = open_simulated(parts, named, variant.schedule)
     else:
         device, described, replay = *_real(arm, parts, request.plant), ""
+    total_bytes = device.get_memory_view().total_bytes
     identity = SubjectIdentity(
         name="tt",
         numeric_class=arm.numeric_class,
         arm=arm.name,
         required_gates=REQUIRED_GATES,
-        device={"kind": asked, "dram_bytes": str(device.get_memory_view().total_bytes), **described},
+        device={"kind": asked, "dram_bytes": str(total_bytes), **described},
     )
     settings = variant.settings(arm.settings(parts.config), parts.config)
     if request.plant is not None and PLANTS[request.plant].captured:
         settings = replace(settings, dispatch="captured")
-    return Opened(identity, device, parts, settings, replay)
+    return Opened(identity, device, parts, fitted(settings, parts.config, total_bytes), replay)
 
 
 def _real(arm: Arm, parts: Parts, plant: str | None) -> tuple[Device, dict[str, str]]:

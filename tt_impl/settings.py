@@ -7,9 +7,9 @@ from typing import Literal
 
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
-from tt_impl.device.protocol import TILE_SIDE, DType
+from tt_impl.device.protocol import DType
 from tt_impl.experts.layout import ExpertLayout
-from tt_impl.plans.kv_plan import MAX_CONTEXT
+from tt_impl.plans.kv_plan import longest_context
 
 READ_BACK_LIMIT = 32
 """Read-backs of fills that may be outstanding at once. A declared number, not a measured one: what a card's queue takes is
@@ -30,7 +30,7 @@ class DecoderSettings:
         activation: BFLOAT16, or FLOAT32 for the `exact` arm; activations, KV cache and every operand of a matmul have it.
         slots_per_layer: experts of one layer that device memory holds as fp8.
         memo_bytes: device bytes for dequantized experts, over all layers.
-        max_positions: of a sequence, and rows of the RoPE tables; a multiple of a KV block, at most `MAX_CONTEXT`.
+        max_positions: of a sequence, and rows of the RoPE tables; a multiple of a KV block, at most `longest_context`.
         users: sequences that a step decodes side by side, 1 to `MAX_USERS`.
         page_seed: of the permutation that places logical blocks.
         read_back_limit: read-backs of fills outstanding at once; where one more would be, the drain comes earlier.
@@ -72,8 +72,7 @@ def default_settings(config: Kolibri1Config, activation: DType) -> DecoderSettin
     """Slots for seven eighths of the experts (14 of the mini's 16), so that a varied text must evict; a memo for each."""
     slots = max(config.num_experts_per_tok, config.num_experts * 7 // 8)
     memos = slots * config.num_hidden_layers * ExpertLayout.of(config).memo_bytes(activation)
-    positions = min(config.max_position_embeddings, MAX_CONTEXT) // TILE_SIDE * TILE_SIDE
-    return DecoderSettings(activation, slots, memos, max(positions, TILE_SIDE))
+    return DecoderSettings(activation, slots, memos, longest_context(config))
 
 
 def check_settings(settings: DecoderSettings, config: Kolibri1Config) -> None:
@@ -96,8 +95,9 @@ def check_settings(settings: DecoderSettings, config: Kolibri1Config) -> None:
         raise UsageError(f"users is {settings.users}; a step decodes 1 to {MAX_USERS} sequences")
     if settings.block not in BLOCKS:
         raise UsageError(f"block is {settings.block!r}; a KV block has {' or '.join(BLOCKS)} positions")
-    if settings.max_positions % settings.block_size or not 0 < settings.max_positions <= MAX_CONTEXT:
+    longest = longest_context(config)
+    if settings.max_positions % settings.block_size or not 0 < settings.max_positions <= longest:
         raise UsageError(
             f"max_positions is {settings.max_positions}; use a multiple of the {settings.block_size} positions of a KV block, "
-            f"at most {MAX_CONTEXT}"
+            f"at most {longest}"
         )

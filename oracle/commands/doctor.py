@@ -21,7 +21,10 @@ def doctor(
         bool, typer.Option("--plan", help="Also print what subjects would put where on a card and a mesh, to the byte.")
     ] = False,
     sequences: Annotated[int, typer.Option(help="Sequences that --plan decodes at once.")] = PlanRequest.sequences,
-    context: Annotated[int, typer.Option(help="Positions of each sequence that --plan makes room for.")] = PlanRequest.context,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Positions of each sequence that --plan makes room for. Default: as many as the decoder takes."),
+    ] = PlanRequest.context,
     json_file: JsonOption = None,
 ) -> None:
     """Check a checkpoint's headers against its inventory, name all that differs, and print the environment and its devices."""

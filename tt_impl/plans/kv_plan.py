@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.device.dram_bytes import dram_bytes
-from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.protocol import TILE_SIDE, DType, Layout
 
 MAX_CONTEXT = 4096
 """Positions of the longest sequence that the decoder is built for."""
@@ -46,16 +46,22 @@ def cache_shape(config: Kolibri1Config, blocks: int, block_size: int) -> tuple[i
     return (blocks, config.num_key_value_heads, block_size, config.head_dim)
 
 
+def longest_context(config: Kolibri1Config) -> int:
+    """Positions that the decoder takes of a sequence: the checkpoint's, in whole tiles, at most `MAX_CONTEXT`."""
+    return max(min(config.max_position_embeddings, MAX_CONTEXT) // TILE_SIDE, 1) * TILE_SIDE
+
+
 def plan_kv(config: Kolibri1Config, activation: DType, *, sequences: int, context: int, block_size: int) -> KvPlan:
     """Count the blocks, and the bytes as `kv_cache.PagedKvCache` allocates them.
 
     Raises:
-        UsageError: no sequence, or a context outside 1 to `MAX_CONTEXT`.
+        UsageError: no sequence, or a context outside 1 to `longest_context`.
     """
     if sequences < 1:
         raise UsageError(f"a plan for {sequences} sequences; ask for 1 or more")
-    if not 1 <= context <= MAX_CONTEXT:
-        raise UsageError(f"a context of {context} positions; the decoder takes 1 to {MAX_CONTEXT}")
+    longest = longest_context(config)
+    if not 1 <= context <= longest:
+        raise UsageError(f"a context of {context} positions; the decoder takes 1 to {longest} of this checkpoint's")
     full = -(-context // block_size)
     sliding = min(full, sliding_blocks(config.sliding_window, block_size))
     total = 0

@@ -6,7 +6,7 @@ from oracle.kolibri1.config import Kolibri1Config
 from oracle.planning import Plan, PlannedTensor, PlanRequest, PlanSection
 from tt_impl.device.protocol import TILE_SIDE, DType
 from tt_impl.plans.budget import P150_DRAM_BYTES, PlanError
-from tt_impl.plans.kv_plan import KvPlan, plan_kv
+from tt_impl.plans.kv_plan import KvPlan, longest_context, plan_kv
 from tt_impl.plans.mesh_plan import MOST_CHIPS, MeshPlan, plan_mesh, require_fit
 from tt_impl.plans.staging_plan import StagingPlan, plan_staging
 from tt_impl.plans.streaming_plan import (
@@ -25,8 +25,9 @@ class P150Planner:
     def plan(self, config: Kolibri1Config, request: PlanRequest) -> Plan:
         """Staging, KV cache, streaming on one card, and the whole model on meshes; in bf16, with blocks of 32."""
         dtype = DType.BFLOAT16
-        staging = plan_staging(config, dtype, request.context)
-        kv = plan_kv(config, dtype, sequences=request.sequences, context=request.context, block_size=TILE_SIDE)
+        context = longest_context(config) if request.context is None else request.context
+        staging = plan_staging(config, dtype, context)
+        kv = plan_kv(config, dtype, sequences=request.sequences, context=context, block_size=TILE_SIDE)
         streaming = plan_streaming(config, staging, kv, dtype, P150_DRAM_BYTES)
         held = staging.device_bytes + kv.device_bytes
         meshes = [

@@ -75,7 +75,7 @@ class StagingPlan:
 
 
 def plan_staging(
-    config: Kolibri1Config, activation: DType, max_positions: int, *, topk: Literal["host", "device"] = "host"
+    config: Kolibri1Config, activation: DType, max_positions: int, *, topk: Literal["host", "device"] = "host", users: int = 1
 ) -> StagingPlan:
     """The operands that `tt_impl.staging.stage` uploads.
 
@@ -83,9 +83,11 @@ def plan_staging(
         activation: the computing dtype, BFLOAT16 or FLOAT32.
         max_positions: rows of the RoPE tables.
         topk: who chooses experts, and so who adds the router's bias: the device's are tiled.
+        users: sequences decoded side by side, of whom each has a row of a bias that the device adds.
     """
     staged = (_staged(spec, activation, topk) for spec in inventory(config) if ".mlp.experts." not in spec.name)
-    return StagingPlan((*staged, *_copies(config, activation), *_tables(config, activation, max_positions)))
+    rows = _bias_rows(config, users) if topk == "device" and users > 1 else ()
+    return StagingPlan((*staged, *_copies(config, activation), *rows, *_tables(config, activation, max_positions)))
 
 
 def _staged(spec: TensorSpec, activation: DType, topk: str) -> Operand:
@@ -102,6 +104,12 @@ def _staged(spec: TensorSpec, activation: DType, topk: str) -> Operand:
     if len(spec.shape) == 1:
         return Operand(spec.name, "plain", (1, *spec.shape), activation, Layout.ROW_MAJOR)
     return Operand(spec.name, "plain", spec.shape, activation, Layout.TILE)
+
+
+def _bias_rows(config: Kolibri1Config, users: int) -> Iterator[Operand]:
+    for layer in range(config.num_hidden_layers):
+        name = f"model.layers.{layer}.moe.router.expert_bias.rows"
+        yield Operand(name, "copy", (users, config.num_experts), DType.FLOAT32, Layout.TILE)
 
 
 def _copies(config: Kolibri1Config, activation: DType) -> Iterator[Operand]:

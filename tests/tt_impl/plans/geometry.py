@@ -19,6 +19,7 @@ RELEASE = Kolibri1Config.model_validate(
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "sliding_window": 513,
+        "max_position_embeddings": 262144,
         "layer_types": ["full_attention" if i % 5 == 4 else "sliding_attention" for i in range(50)],
         "quantization_config": {**TINY["quantization_config"], "weight_block_size": [128, 128]},
     }

@@ -28,15 +28,16 @@ def test_the_releases_residents_are_the_port_s_published_numbers() -> None:
     assert plan.computing_bytes == 3_801_088_000
 
 
+@pytest.mark.parametrize("users", [1, 3])
 @pytest.mark.parametrize("topk", ["host", "device"])
 @pytest.mark.parametrize("activation", [DType.BFLOAT16, DType.FLOAT32])
 def test_staging_takes_of_the_device_what_is_planned_to_the_byte(
-    tiny: Checkpoint, activation: DType, topk: Literal["host", "device"]
+    tiny: Checkpoint, activation: DType, topk: Literal["host", "device"], users: int
 ) -> None:
     device = SimDevice()
-    settings = replace(default_settings(tiny.config, activation), topk=topk)
+    settings = replace(default_settings(tiny.config, activation), topk=topk, users=users)
     residents = stage(device, tiny.config, tiny, settings)
-    plan = plan_staging(tiny.config, activation, settings.max_positions, topk=topk)
+    plan = plan_staging(tiny.config, activation, settings.max_positions, topk=topk, users=users)
     assert device.get_memory_view().allocated_bytes == plan.device_bytes
     planned = {operand.name: operand for operand in plan.operands}
     for name, tensor in residents.staged.items():

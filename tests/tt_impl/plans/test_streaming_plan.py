@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracle.errors import UsageError
 from tt_impl.device.protocol import DType
 from tt_impl.plans.budget import P150_DRAM_BYTES, PlanError
-from tt_impl.plans.kv_plan import KvPlan, plan_kv, sliding_blocks
+from tt_impl.plans.kv_plan import KvPlan, longest_context, plan_kv, sliding_blocks
 from tt_impl.plans.mesh_plan import plan_mesh, require_fit
 from tt_impl.plans.staging_plan import plan_staging
 from tt_impl.plans.streaming_plan import SCRATCH_BYTES, expert_bytes, plan_streaming, touched_fraction
@@ -139,3 +139,11 @@ def test_the_smallest_mesh_that_holds_the_model_holds_it_and_one_card_fewer_does
             copies = mesh.needed_bytes + 50 * mesh.copied_experts * MEMO
             assert copies <= P150_DRAM_BYTES
             assert mesh.copied_experts == mesh.experts_per_layer or copies + 50 * MEMO > P150_DRAM_BYTES
+
+
+def test_no_more_positions_are_planned_than_the_checkpoint_has() -> None:
+    short = RELEASE.model_copy(update={"max_position_embeddings": 500})
+    assert plan_kv(short, BF16, sequences=1, context=longest_context(short), block_size=32).context == 480
+    with pytest.raises(UsageError, match="a context of 481 positions; the decoder takes 1 to 480 of this checkpoint's"):
+        plan_kv(short, BF16, sequences=1, context=481, block_size=32)
+    assert (longest_context(RELEASE), longest_context(short.model_copy(update={"max_position_embeddings": 9}))) == (4096, 32)

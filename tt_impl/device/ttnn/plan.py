@@ -50,7 +50,7 @@ class MemoryAccepted:
 def residents(config: Kolibri1Config, settings: DecoderSettings) -> Iterator[Held]:
     """All that `staging.stage` and `PagedKvCache` allocate, in no particular order, by shapes alone."""
     dtype, context = settings.activation, settings.max_positions
-    for operand in plan_staging(config, dtype, context, topk=settings.topk).operands:
+    for operand in plan_staging(config, dtype, context, topk=settings.topk, users=settings.users).operands:
         yield Held(operand.name, operand.shape, operand.dtype, operand.layout)
     for layer in range(config.num_hidden_layers):
         blocks = settings.users * layer_blocks(config, layer, context=context, block_size=settings.block_size)
