@@ -27,7 +27,7 @@ OPS = {name for name in vars(Device) if not name.startswith("_")} - {
     *("event_number", "event_counts", "get_memory_view", "close", "allocate_tensor_on_device", "deallocate"),
     *("copy_host_to_device_tensor", "copy_device_to_host_tensor", "record_event", "wait_for_event", "event_synchronize"),
     *("synchronize_device", "begin_trace_capture", "end_trace_capture", "execute_trace", "release_trace"),
-    *("record_ops", "recorded_ops"),
+    *("record_ops", "recorded_ops", "captures", "forget_captures"),
 }
 """Of the protocol."""
 
