@@ -65,16 +65,12 @@ def pack_into(out: Bytes, array: HostArray, layout: Layout, dtype: DType | None 
     if layout is Layout.ROW_MAJOR:
         out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return
+    elements = few_rows(out, array.shape, array.dtype)
+    if elements is not None:
+        out.fill(0)
+        elements[...] = array.reshape(elements.shape)
+        return
     rows, columns = array.shape[-2:]
-    if rows == 1 and columns % TILE_SIDE == 0 and array.ndim == 2:
-        out.fill(0)
-        _first_row(out, array.dtype)[...] = array.reshape(-1, 2, FACE_SIDE)
-        return
-    if rows <= FACE_SIDE and columns % TILE_SIDE == 0:
-        out.fill(0)
-        faces = out.view(array.dtype).reshape(-1, columns // TILE_SIDE, 2, 2, FACE_SIDE, FACE_SIDE)[:, :, 0, :, :rows]
-        faces[...] = array.reshape(-1, rows, columns // TILE_SIDE, 2, FACE_SIDE).transpose(0, 2, 3, 1, 4)
-        return
     tiles = face_rows(out, array.shape, array.itemsize)
     if rows % TILE_SIDE or columns % TILE_SIDE:
         padded = np.zeros(padded_shape(array.shape, layout), array.dtype)
@@ -94,9 +90,24 @@ def unpack(data: Bytes, shape: Sequence[int], dtype: DType, layout: Layout) -> H
     rows, columns = shape[-2:]
     if rows == 1 and len(shape) == 2:
         return _first_row(data, dtype.host).reshape(1, -1)[:, :columns]
+    elements = few_rows(data, shape, numpy_dtype)
+    if elements is not None:
+        return elements.reshape(shape)
     tiles = face_rows(data, shape, dtype.item_bytes)
     whole = np.ascontiguousarray(tiles.transpose(0, 1, 3, 5, 2, 4)).reshape(-1).view(numpy_dtype)
     return whole.reshape(padded_shape(shape, layout))[..., :rows, :columns]
+
+
+def few_rows(data: Bytes, shape: Sequence[int], dtype: np.dtype[Any]) -> HostArray | None:
+    """Packed TILE bytes as a view of all elements in the array's order, [matrices, rows, tile columns, 2, 16].
+
+    None where they are no such view, since there are rows below the upper faces, or columns beside whole tiles.
+    """
+    rows, columns = shape[-2:]
+    if rows > FACE_SIDE or columns % TILE_SIDE:
+        return None
+    faces = data.view(dtype).reshape(-1, columns // TILE_SIDE, 2, 2, FACE_SIDE, FACE_SIDE)
+    return faces[:, :, 0, :, :rows].transpose(0, 3, 1, 2, 4)
 
 
 def face_rows(data: Bytes, shape: Sequence[int], item_bytes: int) -> HostArray:

@@ -35,6 +35,7 @@ class OpBase(SimMemory):
         super().__init__(**memory)
         self.quirks = quirks
         self._rounding = quirky_kernels.truncated if quirks.truncates else kernels.rounded
+        self._enqueue: Callable[[Callable[[], None]], None] = self._queue.enqueue
 
     def _result(
         self,
@@ -47,9 +48,6 @@ class OpBase(SimMemory):
         """Log `op`, check that its operands live, and allocate its result."""
         self._operate(op, operands, shape, footprint(shape, dtype, layout)[0])
         return self._new_tensor(shape, dtype, layout, op)
-
-    def _enqueue(self, run: Callable[[], None]) -> None:
-        self._queue.enqueue(run)
 
     def _store_rounded(self, out: SimTensor, values: Float32) -> None:
         """Round `values` as the card does to the result's dtype, and write them; called when a command runs."""
