@@ -30,14 +30,14 @@ class QuantizationConfig(BaseModel):
         return value
 
 
-class Kolibri1Config(BaseModel):
+class Kolibri1Config(BaseModel, frozen=True):
     """The fields of `config.json` that change what the model computes.
 
     Widths are in elements, `sliding_window` in positions including the query's own. Values this project's forward pass
     does not implement (a tied head, renormalized router weights, attention bias, scaled RoPE) are refused, not ignored.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     model_type: Literal["kolibri1"]
     vocab_size: int = Field(gt=0)
