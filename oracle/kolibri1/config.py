@@ -61,7 +61,7 @@ class Kolibri1Config(BaseModel, frozen=True):
     attention_bias: Literal[False] = False
     use_sliding_window: Literal[True] = True
     bos_token_id: None = None
-    eos_token_id: int | list[int] | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     head_dtype: Literal["float32"] = "float32"
     quantization_config: QuantizationConfig
@@ -107,7 +107,7 @@ class Kolibri1Config(BaseModel, frozen=True):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         eos = self.eos_token_id
-        return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        return () if eos is None else (eos,) if isinstance(eos, int) else eos
 
     def is_sliding(self, layer: int) -> bool:
         return self.layer_types[layer] == "sliding_attention"
