@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ def expert_label(layer: int, expert: int, slot: int, generation: int) -> str:
     return f"layer{layer}.expert{expert}.slot{slot}.generation{generation}"
 
 
+@lru_cache(maxsize=1 << 12)  # asked twice of each upload, and of the same few labels at every step
 def stacked_weights(label: str) -> tuple[str, ...]:
     """The checkpoint's names of the fp8 weights that a copy of that label stacks; none if it is no copy's."""
     if resident := _RESIDENT.fullmatch(label):
