@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ def is_expert(label: str) -> bool:
     return _EXPERT.fullmatch(label) is not None
 
 
+@lru_cache(maxsize=1 << 12)  # asked twice of each upload, and of the same few labels at every step
 def stacked_weights(label: str) -> tuple[str, ...]:
     """The checkpoint's names of the fp8 weights that a copy of that label stacks; none if it is no copy's."""
     if resident := _RESIDENT.fullmatch(label):

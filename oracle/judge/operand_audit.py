@@ -12,6 +12,8 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -31,13 +33,17 @@ _Fill = tuple[int, int, int | None, int | None]
 """Layer, expert, slot, generation."""
 
 
-def operand_plan(config: Kolibri1Config) -> dict[str, int]:
+@lru_cache(maxsize=2)  # each control asks anew, and the release has 115,000 tensors
+def fp8_elements(config: Kolibri1Config) -> Mapping[str, int]:
+    """Elements, by name, of every fp8 weight."""
+    return MappingProxyType({spec.name: math.prod(spec.shape) for spec in inventory(config) if spec.dtype == "F8_E4M3"})
+
+
+@lru_cache(maxsize=2)
+def operand_plan(config: Kolibri1Config) -> Mapping[str, int]:
     """Elements, by name, of every weight that a device must hold a computing copy of: fp8, and no routed expert's."""
-    return {
-        spec.name: math.prod(spec.shape)
-        for spec in inventory(config)
-        if spec.dtype == "F8_E4M3" and not _ROUTED.fullmatch(spec.name)
-    }
+    weights = fp8_elements(config).items()
+    return MappingProxyType({name: elements for name, elements in weights if not _ROUTED.fullmatch(name)})
 
 
 def operand_table(elements: Mapping[str, int], times: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
@@ -61,7 +67,7 @@ class OperandAuditor:
         config = weights.checkpoint.config
         self._weights = weights
         self._resident = tuple(operand_plan(config) if residents is None else residents)
-        self._elements = {s.name: math.prod(s.shape) for s in inventory(config) if s.dtype == "F8_E4M3"}
+        self._elements = fp8_elements(config)
         self._readbacks = 0
         self._uploaded: Counter[str] = Counter()
         self._held: Counter[str] = Counter()

@@ -12,11 +12,15 @@ rows are stacked in the order that an op expects (`residual` does).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from oracle.judge.gate import Case, Finding, Judgement, not_held, shows
 from oracle.judge.operand_audit import operand_plan, operand_table
 from oracle.judge.slots import expected_uses
+from oracle.kolibri1.config import Kolibri1Config
 from oracle.kolibri1.inventory import inventory
 from oracle.kolibri1.tensor_kind import tensor_kind
 from oracle.subjects.operands import OperandEvidence
@@ -95,7 +99,7 @@ def planned_evidence(case: Case, readbacks: int) -> OperandEvidence:
     config = case.checkpoint.config
     experts = tuple((layer, expert, 1) for layer, expert, _ in expected_uses(case))
     residents = operand_table(operand_plan(config), dict.fromkeys(operand_plan(config), readbacks))
-    sizes = _sizes(case)
+    sizes = _sizes(config)
 
     def whole(count: int) -> tuple[tuple[str, int, int], ...]:
         return ((GATE_UP, 2 * count, 2 * count * sizes[GATE_UP]), (DOWN, count, count * sizes[DOWN]))
@@ -104,9 +108,10 @@ def planned_evidence(case: Case, readbacks: int) -> OperandEvidence:
     return OperandEvidence(readbacks, (*residents, *whole(len(experts))), (*residents, *held), experts)
 
 
-def _sizes(case: Case) -> dict[str, int]:
+@lru_cache(maxsize=2)
+def _sizes(config: Kolibri1Config) -> Mapping[str, int]:
     """Elements of one tensor of each kind."""
-    return {tensor_kind(spec.name): math.prod(spec.shape) for spec in inventory(case.checkpoint.config)}
+    return MappingProxyType({tensor_kind(spec.name): math.prod(spec.shape) for spec in inventory(config)})
 
 
 def _count_findings(case: Case, when: str, table: tuple[tuple[str, int, int], ...], readbacks: int) -> list[Finding]:
@@ -115,7 +120,7 @@ def _count_findings(case: Case, when: str, table: tuple[tuple[str, int, int], ..
     planned = {kind: tensors for kind, tensors, _ in operand_table(plan, dict.fromkeys(plan, readbacks))}
     found = {kind: tensors for kind, tensors, _ in table}
     routed = {kind: found.get(kind, 0) for kind in (GATE_UP, DOWN)}
-    sizes, findings = _sizes(case), []
+    sizes, findings = _sizes(case.checkpoint.config), []
     for kind in sorted({*planned, *found} - {*routed}):
         if found.get(kind, 0) != planned.get(kind, 0):
             headline = f"copies {when} of kind {kind!r} are not those of the plan"

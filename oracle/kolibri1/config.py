@@ -30,14 +30,14 @@ class QuantizationConfig(BaseModel):
         return value
 
 
-class Kolibri1Config(BaseModel):
+class Kolibri1Config(BaseModel, frozen=True):
     """The fields of `config.json` that change what the model computes.
 
     Widths are in elements, `sliding_window` in positions including the query's own. Values this project's forward pass
     does not implement (a tied head, renormalized router weights, attention bias, scaled RoPE) are refused, not ignored.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     model_type: Literal["kolibri1"]
     vocab_size: int = Field(gt=0)
@@ -61,7 +61,7 @@ class Kolibri1Config(BaseModel):
     attention_bias: Literal[False] = False
     use_sliding_window: Literal[True] = True
     bos_token_id: None = None
-    eos_token_id: int | list[int] | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     head_dtype: Literal["float32"] = "float32"
     quantization_config: QuantizationConfig
@@ -107,7 +107,7 @@ class Kolibri1Config(BaseModel):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         eos = self.eos_token_id
-        return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        return () if eos is None else (eos,) if isinstance(eos, int) else eos
 
     def is_sliding(self, layer: int) -> bool:
         return self.layer_types[layer] == "sliding_attention"

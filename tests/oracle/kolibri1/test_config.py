@@ -124,6 +124,13 @@ def test_end_of_sequence_may_be_none_one_or_several(tmp_path: Path, eos: Any, id
     assert read(tmp_path, changed(eos_token_id=eos)).eos_token_ids == ids
 
 
+def test_what_follows_from_a_config_may_be_kept_by_it(tmp_path: Path) -> None:
+    config = changed(eos_token_id=[7, 3], rope_scaling=None, notes={"lists": [1, 2]})
+    kept = {read(tmp_path, config): "this one"}
+    assert kept[read(tmp_path, config)] == "this one"
+    assert read(tmp_path, config | {"num_experts": TINY["num_experts"] + 1}) not in kept
+
+
 def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config\.json; pass a folder"):
         read_config(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle.errors import DeviceFault
-from tt_impl.device.protocol import Bytes
+from tt_impl.device.protocol import Bytes, DType, HostArray, Layout
 
 POISON = 0x7FFF
 """What free memory holds, as 16-bit words: NaN in bfloat16, float32 and e4m3, so that arithmetic on it shows."""
@@ -24,15 +24,20 @@ FaultMaker = Callable[[str, str], DeviceFault]
 
 
 class Place:
-    """One stretch of host memory that buffers lie in, one after the other, and the views that all of them use."""
+    """One stretch of host memory that buffers lie in, one after the other, and the views that all of them use.
 
-    __slots__ = ("content", "nbytes", "start", "words")
+    Attributes:
+        few_rows: those of `layout.few_rows`, by shape, dtype and layout, for whoever makes them.
+    """
+
+    __slots__ = ("content", "few_rows", "nbytes", "start", "words")
 
     def __init__(self, memory: Bytes, start: int, nbytes: int) -> None:
         self.start = start
         self.nbytes = nbytes
         self.content = memory[start : start + nbytes]
         self.words = self.content[: nbytes & -2].view(np.uint16)
+        self.few_rows: dict[tuple[tuple[int, ...], DType, Layout], HostArray | None] = {}
 
     def poison(self) -> None:
         """Overwrite all of it."""

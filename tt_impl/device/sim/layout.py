@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tt_impl.device.pages import row_major_shape
 from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, Bytes, DType, HostArray, Layout
@@ -65,23 +66,19 @@ def pack_into(out: Bytes, array: HostArray, layout: Layout, dtype: DType | None 
     if layout is Layout.ROW_MAJOR:
         out[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return
+    elements = few_rows(out, array.shape, array.dtype)
+    if elements is not None:
+        out.fill(0)
+        elements[...] = array.reshape(elements.shape)
+        return
     rows, columns = array.shape[-2:]
-    if rows == 1 and columns % TILE_SIDE == 0 and array.ndim == 2:
-        out.fill(0)
-        _first_row(out, array.dtype)[...] = array.reshape(-1, 2, FACE_SIDE)
-        return
-    if rows <= FACE_SIDE and columns % TILE_SIDE == 0:
-        out.fill(0)
-        faces = out.view(array.dtype).reshape(-1, columns // TILE_SIDE, 2, 2, FACE_SIDE, FACE_SIDE)[:, :, 0, :, :rows]
-        faces[...] = array.reshape(-1, rows, columns // TILE_SIDE, 2, FACE_SIDE).transpose(0, 2, 3, 1, 4)
-        return
-    tiles = face_rows(out, array.shape, array.itemsize)
     if rows % TILE_SIDE or columns % TILE_SIDE:
         padded = np.zeros(padded_shape(array.shape, layout), array.dtype)
         padded[..., :rows, :columns] = array
         array = padded
-    source = np.ascontiguousarray(array).view(tiles.dtype).reshape(-1, tiles.shape[1], 2, FACE_SIDE, tiles.shape[2], 2)
-    tiles[...] = source.transpose(0, 1, 4, 2, 5, 3)
+    runs, order = f"V{FACE_SIDE * array.itemsize}", _packed_order(array.shape[-1])
+    bands = np.ascontiguousarray(array).view(runs).reshape(-1, order.size)
+    bands.take(order, axis=1, out=out.view(runs).reshape(bands.shape), mode="clip")  # other modes go through a buffer
 
 
 def unpack(data: Bytes, shape: Sequence[int], dtype: DType, layout: Layout) -> HostArray:
@@ -94,15 +91,48 @@ def unpack(data: Bytes, shape: Sequence[int], dtype: DType, layout: Layout) -> H
     rows, columns = shape[-2:]
     if rows == 1 and len(shape) == 2:
         return _first_row(data, dtype.host).reshape(1, -1)[:, :columns]
-    tiles = face_rows(data, shape, dtype.item_bytes)
-    whole = np.ascontiguousarray(tiles.transpose(0, 1, 3, 5, 2, 4)).reshape(-1).view(numpy_dtype)
+    elements = few_rows(data, shape, numpy_dtype)
+    if elements is not None:
+        return elements.reshape(shape)
+    order = array_order(_up(columns))
+    bands = data.view(f"V{FACE_SIDE * dtype.item_bytes}").reshape(-1, order.size)
+    whole = bands.take(order, axis=1, mode="clip").reshape(-1).view(numpy_dtype)
     return whole.reshape(padded_shape(shape, layout))[..., :rows, :columns]
+
+
+def few_rows(data: Bytes, shape: Sequence[int], dtype: np.dtype[Any]) -> HostArray | None:
+    """Packed TILE bytes as a view of all elements in the array's order, [matrices, rows, tile columns, 2, 16].
+
+    None where they are no such view, since there are rows below the upper faces, or columns beside whole tiles.
+    """
+    rows, columns = shape[-2:]
+    if rows > FACE_SIDE or columns % TILE_SIDE:
+        return None
+    faces = data.view(dtype).reshape(-1, columns // TILE_SIDE, 2, 2, FACE_SIDE, FACE_SIDE)
+    return faces[:, :, 0, :, :rows].transpose(0, 3, 1, 2, 4)
 
 
 def face_rows(data: Bytes, shape: Sequence[int], item_bytes: int) -> HostArray:
     """Packed TILE bytes as opaque face rows: [matrices, tile rows, tile columns, face row, face column, 16]."""
     rows, columns = (-(-n // TILE_SIDE) for n in shape[-2:])
     return data.view(f"V{FACE_SIDE * item_bytes}").reshape(-1, rows, columns, 2, 2, FACE_SIDE)
+
+
+@lru_cache(maxsize=64)
+def _packed_order(columns: int) -> npt.NDArray[np.intp]:
+    """Of a row of tiles, `columns` wide: which face row of the array comes first when packed, which second, and so on."""
+    in_array = np.arange(2 * columns).reshape(2, FACE_SIDE, columns // TILE_SIDE, 2)
+    order = in_array.transpose(2, 0, 3, 1).reshape(-1)
+    order.setflags(write=False)  # everybody is given this one
+    return order
+
+
+@lru_cache(maxsize=64)
+def array_order(columns: int) -> npt.NDArray[np.intp]:
+    """The inverse: which face row of a packed row of tiles comes first in the array, and so on."""
+    order = np.argsort(_packed_order(columns))
+    order.setflags(write=False)
+    return order
 
 
 def _first_row(data: Bytes, dtype: np.dtype[Any]) -> HostArray:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from oracle.errors import DeviceFault
-from tt_impl.device.protocol import DType, Layout, Tensor
+from tt_impl.device.protocol import DType, HostArray, Layout, Tensor
 from tt_impl.device.sim.kernels import Float32
-from tt_impl.device.sim.layout import pack_into, unpack
+from tt_impl.device.sim.layout import few_rows, pack_into, unpack
 from tt_impl.device.sim.machine import SimMachine
 from tt_impl.device.sim.tensor import SimTensor
 from tt_impl.device.sim.workload import LOOKS_INTO, WITH_FLOPS, dram_bytes, flops
@@ -57,14 +57,29 @@ class SimMemory(SimMachine):
 
     def _store(self, tensor: SimTensor, values: Float32) -> None:
         """Round `values` to the tensor's dtype and write its bytes; called when a command runs."""
-        buffer = tensor.buffer
-        array = values.astype(tensor.dtype.host, copy=False)
-        pack_into(buffer.bytes, array, tensor.layout, tensor.dtype)
+        buffer, dtype = tensor.buffer, tensor.dtype
+        array = values.astype(dtype.host, copy=False)
+        elements = self._few_rows(tensor)
+        if elements is None:
+            pack_into(buffer.bytes, array, tensor.layout, dtype)
+        else:  # all that `pack_into` does then
+            buffer.bytes.fill(0)
+            elements[...] = array.reshape(elements.shape)
         buffer.changed()
-        if tensor.dtype is not DType.BFLOAT8_B:
+        if dtype is not DType.BFLOAT8_B:
             decoded = array.astype(np.float32)  # exactly what the bytes decode to
-            decoded.flags.writeable = False
+            decoded.setflags(write=False)
             buffer.decoded = decoded
+
+    def _few_rows(self, tensor: SimTensor) -> HostArray | None:
+        """As `layout.few_rows`, of a tensor where it lies, and made once for each place."""
+        views, key = tensor.buffer.place.few_rows, (tensor.shape, tensor.dtype, tensor.layout)
+        if key in views:
+            return views[key]
+        tiled = tensor.layout is Layout.TILE and tensor.dtype is not DType.BFLOAT8_B
+        view = few_rows(tensor.buffer.bytes, tensor.shape, tensor.dtype.host) if tiled else None
+        views[key] = view
+        return view
 
     def _new_tensor(self, shape: tuple[int, ...], dtype: DType, layout: Layout, label: str) -> SimTensor:
         """An output of the op whose command is enqueued next."""

@@ -35,6 +35,7 @@ class OpBase(SimMemory):
         super().__init__(**memory)
         self.quirks = quirks
         self._rounding = quirky_kernels.truncated if quirks.truncates else kernels.rounded
+        self._enqueue: Callable[[Callable[[], None]], None] = self._queue.enqueue
 
     def _result(
         self,
@@ -55,9 +56,6 @@ class OpBase(SimMemory):
         require(op, all(output is not operand for operand in operands), "it cannot write over its own operand", output)
         self._operate(op, (*operands, output), shape)
         return self._owned(output)
-
-    def _enqueue(self, run: Callable[[], None]) -> None:
-        self._queue.enqueue(run)
 
     def _store_rounded(self, out: SimTensor, values: Float32) -> None:
         """Round `values` as the card does to the result's dtype, and write them; called when a command runs."""

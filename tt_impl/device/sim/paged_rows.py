@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tt_impl.device.protocol import FACE_SIDE, TILE_SIDE, Bytes, DType, HostArray
 from tt_impl.device.sim import block_float
-from tt_impl.device.sim.layout import face_rows
+from tt_impl.device.sim.layout import array_order, face_rows
 
 Index = slice | npt.NDArray[np.int32]
 
@@ -57,7 +57,8 @@ class PagedRows:
         if self._dtype is DType.BFLOAT8_B:
             values = block_float.decode_rows(*parts).transpose(0, 1, 3, 5, 2, 4, 6)
         else:
-            in_rows = np.ascontiguousarray(parts[0].transpose(0, 1, 3, 5, 2, 4)).reshape(-1)
+            order = array_order(self._width)
+            in_rows = parts[0].reshape(-1, order.size).take(order, axis=1, mode="clip").reshape(-1)
             values = in_rows.view(self._dtype.host).astype(np.float32)
         return values.reshape(len(parts[0]), -1, self._width)
 
