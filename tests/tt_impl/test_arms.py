@@ -165,6 +165,9 @@ def agrees_with_the_device(stats: Mapping[str, int], layers: int) -> bool:
         and stats["memory_after"] - stats["memory_before"] - stats["trace_bytes"] == stats["memo_bytes"] > 0
         and stats["staged_bytes"] == stats["fills"] * EXPERT
         and stats["fills"] == stats["slot_misses"]
+        and stats["verified_bytes"] == (stats["fills"] - stats["trusted_fills"]) * EXPERT
+        and stats["single_drains"] in (0, stats["drains"])
+        and stats["lru_swaps"] in (0, stats["slot_swaps"])
         and stats["device_topks"] == stats.get("device.op.topk", 0)
         and stats["captures"] == stats.get("device.traces_captured", 0)
         and stats["replays"] == stats.get("device.traces_executed", 0)
