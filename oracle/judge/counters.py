@@ -223,8 +223,8 @@ class CountersGate:
             "memory_after": 18,
             "memory_leaked": 0,
             "staged_bytes": fills * known.expert_bytes,
-            "verified_bytes": known.distinct * known.expert_bytes,
-            "trusted_fills": 1,
+            "verified_bytes": fills * known.expert_bytes,
+            "trusted_fills": 0,
             "early_drains": 0,
             "single_drains": 0,
             "on_demand_drains": 0,
@@ -279,7 +279,7 @@ class CountersGate:
             "a staged byte too many": off("staged_bytes"),
             "a fill verified in part": off("verified_bytes", by=-1),
             "an expert never verified": at(
-                trusted_fills=counts["trusted_fills"] + 1, verified_bytes=(known.distinct - 1) * known.expert_bytes
+                trusted_fills=counts["fills"] - known.distinct + 1, verified_bytes=(known.distinct - 1) * known.expert_bytes
             ),
             "drains behind a fill and others": at(single_drains=1),
             "one drain for many fills called single": at(single_drains=counts["drains"]),
