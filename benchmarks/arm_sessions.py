@@ -5,7 +5,8 @@ teacher-forced and free, with all faults planted in its device and all repeats u
 gate with its controls; the limits are those of these two prompts. All gates must pass but `slots` with `verify=first`, which
 is red by design and must be. What an arm shows must be its base's bit for bit: chains, logits as runs hold them (at the
 golden's ids, the top 64, the sum of all), residual streams, experts, weights and router logits. And each lever must have
-moved a counter, or be said to idle beside the other and move none. Exit code 1 if anything is otherwise.
+moved its own counters (`Choice.moves`), which are 0 without it, and its counters must not all be those of the arm without it;
+or it is said to idle beside the other, and moves none. Exit code 1 if anything is otherwise.
 
 With `--keep FILE` each arm's outcome is kept there as soon as it is there, one JSON object a line, and an arm that is there
 is not run again: a killed run goes on where it stopped. Only outcomes of this very code and golden count. Bases come first,
@@ -40,7 +41,7 @@ from oracle.judge.session import SessionOptions, run_session
 from oracle.judge.workers import work
 from oracle.serialization import canonical_json, digest
 from oracle.subjects.run import Run
-from tt_impl.arms import ARMS, Arm
+from tt_impl.arms import ARMS, Arm, choice_of
 
 PROMPTS = ("copying", "one-id")
 WORKERS = 2
@@ -127,6 +128,10 @@ def _effects(sessions: Mapping[str, ArmSession], arm: Arm) -> list[str]:
         elif (sessions[arm.name].counters == sessions[without].counters) != (lever[0] in arm.idle):
             effect = "an effect, and should idle" if lever[0] in arm.idle else "no effect"
             found.append(f"{arm.name}: {lever[0]}={lever[1]} had {effect}: its counters beside those of {without}")
+        for name in choice_of(*lever).moves if without in sessions else ():
+            before, after = (sessions[of].counters.get(name, 0) for of in (without, arm.name))
+            if (before, after > 0) != (0, lever[0] not in arm.idle):
+                found.append(f"{arm.name}: {name} is {after}, and {before} without {lever[0]}={lever[1]}")
     return found
 
 

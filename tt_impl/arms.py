@@ -7,7 +7,7 @@ another value (`Choice.idles`) makes a pair that is that other value alone.
 
 A name is the base, then `lever=value` for each lever that is off its default, separated by commas: `bf16`,
 `exact,drain=fill,dequant=reread`. To add a lever: a field of `DecoderSettings` of the same name, and an entry of `LEVERS`,
-the default first. `ARMS` then holds it alone and beside every other one.
+the default first, with a counter of its own that it moves. `ARMS` then holds it alone and beside every other one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class Choice:
 
     Attributes:
         changes: what it does differently from the default.
-        shows: the counters that prove that it took effect.
+        moves: names of counters of `stats()` that are above 0 if and only if it took effect; 0 with the default.
+        shows: what else its counters tell, in words.
         unseen: what the decoder's own checks no longer see.
         idles: a lever that has no effect beside this value.
     """
 
     value: str
     changes: str
+    moves: tuple[str, ...] = ()
     shows: str = ""
     unseen: str = ""
     idles: str = ""
@@ -54,7 +56,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "drain",
         Choice("layer", "one wait a layer settles and verifies all its fills"),
-        (Choice("fill", "the host waits behind each fill and verifies it alone", "`drains` = `fills`"),),
+        (Choice("fill", "the host waits behind each fill and verifies it alone", ("single_drains",), "`drains` = `fills`"),),
     ),
     Lever(
         "dequant",
@@ -63,6 +65,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "reread",
                 "a missed memo is made from the slot, for which the host reads it again and waits",
+                ("rereads",),
                 "`rereads` = `memo_misses`, and as many more `round_trips`",
             ),
         ),
@@ -74,6 +77,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "first",
                 "only the first fill of each expert is read back and compared",
+                ("trusted_fills",),
                 "`verified_bytes` < `staged_bytes` once an expert returns",
                 unseen="a later fill of an expert that lands wrong: it is used as it is",
             ),
@@ -82,7 +86,14 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "bias",
         Choice("cached", "router biases are read when they are staged, and again only if the device's tensor changes"),
-        (Choice("fetched", "each layer of each step reads its bias from the device", "`bias_reads` = `steps` x layers"),),
+        (
+            Choice(
+                "fetched",
+                "each layer of each step reads its bias from the device",
+                ("bias_reads",),
+                "`bias_reads` = `steps` x layers",
+            ),
+        ),
     ),
     Lever(
         "policy",
@@ -91,6 +102,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "lru",
                 "the least recently touched expert goes",
+                ("lru_swaps",),
                 "another sequence of evictions, so other `fills` and `slot_swaps`",
             ),
         ),
@@ -102,6 +114,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "device",
                 "the device adds the bias and chooses; the host waits for the ids and their logits alone",
+                ("device_topks",),
                 "`device_topks` = `steps` x layers",
                 unseen=(
                     "a card that gives equal scores to another id than the lowest, nor a router logit that is no number, "
@@ -118,6 +131,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "16",
                 "a KV block holds 16 positions, in a tile of 32 rows: more blocks, and nearly twice the memory",
+                ("small_blocks",),
                 "`kv_bytes` = the plan's of blocks of 16; no other lever moves it",
             ),
         ),
@@ -129,6 +143,7 @@ LEVERS: tuple[Lever, ...] = (
             Choice(
                 "captured",
                 "what lies between two waits of the host is captured once a sequence, and each step replays it",
+                ("replays",),
                 "`replays` = (layers + 1) x `steps`, but for the very first step",
             ),
         ),
@@ -160,11 +175,21 @@ class Arm:
         return frozenset(idled & values.keys())
 
     @property
+    def effects(self) -> tuple[str, ...]:
+        """Counters that its levers move, but for those that idle."""
+        return tuple(name for lever, value in self.levers if lever not in self.idle for name in choice_of(lever, value).moves)
+
+    @property
     def numeric_class(self) -> NumericClass:
         return BASES[self.base][1]
 
     def settings(self, config: Kolibri1Config) -> DecoderSettings:
         return replace(default_settings(config, BASES[self.base][0]), **dict(self.levers))
+
+
+def choice_of(lever: str, value: str) -> Choice:
+    """What the table says of a lever's value, one that is not the default."""
+    return next(c for known in LEVERS for c in known.others if (known.name, c.value) == (lever, value))
 
 
 def parse_arm(name: str) -> Arm:

@@ -20,14 +20,17 @@ class StepStats:
         round_trips: times the host waited for the device: each step's L router reads and its logits, each drain, reread
             and bias read -> `round_trips`.
         slot_hits, slot_misses: experts asked for, each once a step, that a slot held, or not.
-        slot_swaps: experts evicted from a slot to make room.
+        slot_swaps: experts evicted from a slot to make room. `lru_swaps`: of them, those that the policy `lru` named: all, or
+            none where another policy ran.
         fills: experts staged; equals `slot_misses` -> part of `writes`.
         staged_bytes: written by fills. `verified_bytes`: of them, read back and compared; equal to `staged_bytes` after
-            every drain, unless later fills of an expert are trusted (`verify=first`).
+            every drain, but for an expert's bytes for each of `trusted_fills`.
+        trusted_fills: fills that were not compared, since an earlier one of their expert was (`verify=first`).
         drains: waits that settled and verified outstanding read-backs -> `synchronizes`. At most one per layer and step,
             but for the two kinds counted apart, with `drain=fill`, where each fill is one, and where several users need more
             experts of a layer than there are slots: then one for each group that fits.
         early_drains: of them, those made since read-backs had reached their limit.
+        single_drains: of them, those made behind one fill for it alone (`drain=fill`): all, or none.
         on_demand_drains: of them, those for an expert that was used without having been asked for; 0 in a decoder's steps.
         rereads: slots read again to dequantize them (`dequant=reread`) -> with L + 1 a step and `bias_reads`,
             `blocking_reads`.
@@ -46,6 +49,7 @@ class StepStats:
         trace_bytes: device bytes that traces hold now.
         kv_bytes: device bytes that keys and values take, by the device's own account of its memory: what `plans.kv_plan`
             plans for the settings, whatever has been decoded.
+        small_blocks: blocks of less than 32 positions that the keys of all layers have, and the values as many (`block=16`).
         memory_before, memory_after: allocated device bytes once the state was opened, and after the latest step; the
             difference is `memo_bytes` and `trace_bytes`.
         memory_leaked: the most by which they were off that after any step; 0.
@@ -57,11 +61,14 @@ class StepStats:
     slot_hits: int = 0
     slot_misses: int = 0
     slot_swaps: int = 0
+    lru_swaps: int = 0
     fills: int = 0
     staged_bytes: int = 0
     verified_bytes: int = 0
+    trusted_fills: int = 0
     drains: int = 0
     early_drains: int = 0
+    single_drains: int = 0
     on_demand_drains: int = 0
     rereads: int = 0
     bias_reads: int = 0
@@ -80,6 +87,7 @@ class StepStats:
     replays: int = 0
     trace_bytes: int = field(default=0, metadata=_LEVEL)
     kv_bytes: int = field(default=0, metadata=_LEVEL)
+    small_blocks: int = field(default=0, metadata=_LEVEL)
     memory_before: int = field(default=0, metadata=_LEVEL)
     memory_after: int = field(default=0, metadata=_LEVEL)
     memory_leaked: int = field(default=0, metadata=_LEVEL)

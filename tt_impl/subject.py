@@ -152,6 +152,10 @@ class TtFactory:
         """The name in `arms` of what `name` means. Raises SubjectError."""
         return parse_arm(name).name
 
+    def effects(self, arm: str) -> tuple[str, ...]:
+        """The counters that the arm's levers move; see `oracle.subjects.repeats.StatesEffects`."""
+        return parse_arm(arm).effects
+
     def arithmetic(self, arm: str) -> str:
         """The arm's base: no lever moves arithmetic."""
         return parse_arm(arm).base

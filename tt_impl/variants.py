@@ -73,6 +73,14 @@ VARIANTS: Mapping[str, TtVariant] = {
         Variant("fewer memos than a layer's step uses", ("memo_evictions",)),
         settings=_pool(2, lambda config, _: config.num_experts_per_tok - 1),
     ),
+    "scarce-memos": TtVariant(
+        Variant("for each layer a memo fewer than its slots", ("memo_hits", "memo_evictions")),
+        settings=_pool(2, lambda config, slots: slots - config.num_hidden_layers),
+    ),
+    "one-read-back": TtVariant(  # with a drain behind each fill no limit is ever reached
+        Variant("one fill's read-back outstanding, so that a layer drains more than once", ("early_drains",)),
+        settings=lambda settings, _: replace(settings, drain="layer", read_back_limit=1),
+    ),
     "all-slots": TtVariant(
         Variant("a slot and a memo for every expert", ("memo_hits",)), settings=_pool(1 << 20, lambda _, slots: slots)
     ),

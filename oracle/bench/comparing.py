@@ -1,4 +1,4 @@
-"""What the runs of a bench must agree in: everything but wall time."""
+"""What the runs of a bench must agree in: everything but wall time; and what an arm's counters must show."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def between_arms(arms: Sequence[tuple[str, str | None, BenchRun]]) -> list[Diffe
             where = f"arm {name} against {other}, both {arithmetic}"
             differences.append(Difference(kind="arms", where=where, what=what))
     return differences
+
+
+def without_effect(arm: str, effects: Sequence[str], run: BenchRun) -> list[Difference]:
+    """An arm whose first run did not move all counters that it must: then another arm was measured.
+
+    Args:
+        effects: names of these counters (`oracle.subjects.repeats.StatesEffects`).
+    """
+    counts = {name: sum(_stage(run, stage).counts.get(name, 0) for stage in STAGES) for name in effects} | dict(run.levels)
+    idle = [name for name in effects if counts[name] <= 0]
+    what = f"took no effect: {', '.join(idle)} never moved"
+    return [Difference(kind="effect", where=f"arm {arm}", what=what)] if idle else []
 
 
 def _chains(first: BenchRun, other: BenchRun) -> str | None:

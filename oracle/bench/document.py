@@ -9,16 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from oracle.serialization import canonical_json
 
-Kind = Literal["chain", "logits", "counts", "modelled time", "arms"]
+Kind = Literal["chain", "logits", "counts", "modelled time", "arms", "effect"]
 STAGES = ("prefill", "decode")
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Difference(BaseModel):
-    """Two runs, or two arms, that must agree and do not.
+    """Two runs, or two arms, that must agree and do not; or an arm that is not what it is called.
 
     Attributes:
-        kind: `chain`, `logits`, `counts` or `modelled time`, of runs of one arm; `arms` of two arms of one arithmetic.
+        kind: `chain`, `logits`, `counts` or `modelled time`, of runs of one arm; `arms` of two arms of one arithmetic;
+            `effect` of an arm that its own counters do not show.
         where: arms and runs, by name and number from 1.
         what: differs, first found first.
     """

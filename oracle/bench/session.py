@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from oracle.bench.comparing import between_arms, between_runs
+from oracle.bench.comparing import between_arms, between_runs, without_effect
 from oracle.bench.document import (
     STAGES,
     ArmResult,
@@ -30,6 +30,7 @@ from oracle.subjects.levels import levels_of
 from oracle.subjects.modelled_time import total_ns
 from oracle.subjects.protocol import SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, subject_factory
+from oracle.subjects.repeats import StatesEffects
 from oracle.subjects.shared_arithmetic import SharesArithmetic
 
 Advance = Callable[[int, int, str], None]
@@ -77,6 +78,10 @@ def run_bench(options: BenchOptions, advance: Advance) -> BenchDocument:
     same = [factory.arithmetic(arm) if isinstance(factory, SharesArithmetic) else None for arm in arms]
     differences = [found for arm, its in zip(arms, runs, strict=True) for found in between_runs(arm, its)]
     differences += between_arms([(arm, what, its[0]) for arm, what, its in zip(arms, same, runs, strict=True)])
+    effects = {arm: factory.effects(arm) if isinstance(factory, StatesEffects) else () for arm in arms}
+    differences += [
+        found for arm, its in dict(zip(arms, runs, strict=True)).items() for found in without_effect(arm, effects[arm], its[0])
+    ]
     first = runs[0][0]
     return BenchDocument(
         verdict="fail" if differences else "pass",

@@ -32,7 +32,7 @@ def bench(
     """Measure prefill and decode: modelled device time and where it goes, wall time, counts, chain digest.
 
     Exit code 1 where runs of one arm differ in chain, logits, counts or modelled time, or arms that must compute the same
-    do not. No time is judged.
+    do not, or where an arm's own counters never moved, so that another one was measured. No time is judged.
     """
     folder = checkpoint or mini_checkpoint()
     check_json(json_file, folder, golden)

@@ -117,9 +117,19 @@ RULES: tuple[Rule, ...] = (
         lambda c, k: c["staged_bytes"] == c["fills"] * k.expert_bytes,
     ),
     Rule(
-        "verified_bytes are an expert's or more for every expert used, and no more than those staged",
-        ("verified_bytes", "staged_bytes"),
-        lambda c, k: k.distinct * k.expert_bytes <= c["verified_bytes"] <= c["staged_bytes"],
+        "verified_bytes are an expert's for every fill that is not trusted",
+        ("fills", "trusted_fills", "verified_bytes"),
+        lambda c, k: c["verified_bytes"] == (c["fills"] - c["trusted_fills"]) * k.expert_bytes,
+    ),
+    Rule(
+        "every expert used was verified once: trusted_fills are none of the first ones",
+        ("fills", "trusted_fills"),
+        lambda c, k: 0 <= c["trusted_fills"] <= c["fills"] - k.distinct,
+    ),
+    Rule(
+        "each drain is behind a fill of its own, which it verifies, or none is",
+        ("drains", "single_drains", "fills", "trusted_fills"),
+        lambda c, _: c["single_drains"] == 0 or c["single_drains"] == c["drains"] == c["fills"] - c["trusted_fills"],
     ),
     Rule(
         "early and on-demand drains are among the drains",
@@ -131,6 +141,11 @@ RULES: tuple[Rule, ...] = (
         "slot_swaps account for every fill beyond the experts used",
         ("fills", "slot_swaps"),
         lambda c, k: 0 < c["fills"] - c["slot_swaps"] <= k.distinct,
+    ),
+    Rule(
+        "the policy lru names every expert that is evicted, or none",
+        ("slot_swaps", "lru_swaps"),
+        lambda c, _: c["lru_swaps"] in (0, c["slot_swaps"]),
     ),
     Rule(
         "memos made are not fewer than those dropped",
@@ -197,6 +212,7 @@ class CountersGate:
             "slot_misses": fills,
             "slot_hits": known.uses - fills,
             "slot_swaps": 2,
+            "lru_swaps": 0,
             "memo_misses": 5,
             "memo_hits": known.uses - 5,
             "memo_evictions": 1,
@@ -208,7 +224,9 @@ class CountersGate:
             "memory_leaked": 0,
             "staged_bytes": fills * known.expert_bytes,
             "verified_bytes": fills * known.expert_bytes,
+            "trusted_fills": 0,
             "early_drains": 0,
+            "single_drains": 0,
             "on_demand_drains": 0,
             "epoch_resets": 1,
             "rereads": 1,
@@ -259,7 +277,13 @@ class CountersGate:
             "slot hits lost": off("slot_hits", by=-1),
             "memo hits lost": off("memo_hits", by=-1),
             "a staged byte too many": off("staged_bytes"),
-            "an expert never verified": at(verified_bytes=(known.distinct - 1) * known.expert_bytes),
+            "a fill verified in part": off("verified_bytes", by=-1),
+            "an expert never verified": at(
+                trusted_fills=counts["fills"] - known.distinct + 1, verified_bytes=(known.distinct - 1) * known.expert_bytes
+            ),
+            "drains behind a fill and others": at(single_drains=1),
+            "one drain for many fills called single": at(single_drains=counts["drains"]),
+            "a swap of the policy lru among others": at(lru_swaps=1),
             "more verified than staged": at(verified_bytes=counts["staged_bytes"] + 1),
             "more early drains than drains": at(early_drains=counts["drains"] + 1),
             "fewer fills than experts": at(

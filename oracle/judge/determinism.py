@@ -4,8 +4,9 @@ The first positions of the golden's most telling prompt are decoded again, in a 
 each variant that the subject's factory declares: hostile schedules, slot pools and memo budgets of other sizes, another
 checkpoint at the same addresses before. Compared, bit for bit, with the run's own answer to the same positions: logits (argmax,
 top-64, logits at the golden's ids, logsumexp) and what the layers show (experts, weights, sketches). A variant must also have
-taken effect: the counters it moves are above 0. A repeat under no other condition is among them, so that a subject that differs
-from run to run is told apart from one that a condition disturbs.
+taken effect: the counters it moves are above 0. So must the run's arm, over its own prompts: a lever that is ignored makes it
+another arm than the one named. A repeat under no other condition is among them, so that a subject that differs from run to run
+is told apart from one that a condition disturbs.
 
 Exact: there is nothing to calibrate. It cannot see a race that none of the variants provokes, nor what comes after the first
 positions; the subject's own tests over many seeds look there.
@@ -34,9 +35,9 @@ DIGESTED = ("logits", "what its layers show")
 class DeterminismGate:
     name = "determinism"
     definition = {
-        "version": 1,
+        "version": 2,
         "metric": "bits of logits and layers at the first positions of a prompt, repeated under every variant",
-        "statistic": "equality; counters that a variant must move above 0",
+        "statistic": "equality; counters that a variant or the run's arm must move above 0",
         "positions": REPEAT_STEPS,
     }
     blind_to = "races that no variant provokes, and positions after the first ones"
@@ -49,12 +50,13 @@ class DeterminismGate:
         evidence = case.run.repeats
         if evidence is None:
             return not_held("repeats")
+        idle = _without_effect(case.run.identity.arm, evidence)
         own = case.run.prompts.get(evidence.prompt)
         if own is None:
             finding = Finding("the prompt that was repeated was not answered", evidence.prompt, verdict="incomplete")
-            return Judgement(0, (finding,))
+            return Judgement(0, (finding, *idle))
         expected = position_digests(own)
-        findings = [finding for repeat in evidence.repeats for finding in _of_one(repeat, expected, evidence.prompt)]
+        findings = idle + [finding for repeat in evidence.repeats for finding in _of_one(repeat, expected, evidence.prompt)]
         named = tuple(repeat.variant for repeat in evidence.repeats)
         if named != evidence.planned:
             findings.append(
@@ -69,10 +71,11 @@ class DeterminismGate:
         """The perfect subject's answer, repeated: it has no conditions of its own to vary."""
         name, run = next(iter(case.run.prompts.items()))
         repeats = tuple(Repeat(variant, position_digests(run), (("planted", 1),)) for variant in ("once", "twice"))
-        return case.with_run(repeats=RepeatEvidence(name, ("once", "twice"), repeats))
+        return case.with_run(repeats=RepeatEvidence(name, ("once", "twice"), repeats, (("planted", 1),)))
 
     def plants(self, case: Case) -> dict[str, Case]:
-        """One repeat spoiled: a bit of one position's logits or layers, a position missing, no effect, a fault, not run."""
+        """One repeat spoiled: a bit of one position's logits or layers, a position missing, no effect, a fault, not run; or the
+        run's arm without effect."""
         evidence = case.run.repeats
         assert evidence is not None
         first, last = evidence.repeats[0], evidence.repeats[-1]
@@ -85,7 +88,10 @@ class DeterminismGate:
             "a fault": (first, replace(last, fault="planted: a fault")),
             "a variant not run": (first,),
         }
-        return {name: case.with_run(repeats=replace(evidence, repeats=repeats)) for name, repeats in spoiled.items()}
+        return {
+            **{name: case.with_run(repeats=replace(evidence, repeats=repeats)) for name, repeats in spoiled.items()},
+            "an arm without effect": case.with_run(repeats=replace(evidence, effects=(("planted", 0),))),
+        }
 
 
 def position_digests(run: PromptRun) -> tuple[tuple[str, str], ...]:
@@ -103,6 +109,15 @@ def _digest(run: PromptRun, names: tuple[str, ...], position: int) -> str:
             row = np.ascontiguousarray(array[position])
             digest.update(row.astype(row.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()
+
+
+def _without_effect(arm: str, evidence: RepeatEvidence) -> list[Finding]:
+    """Counters that the run's own arm had to move."""
+    return [
+        Finding(f"arm {arm} took no effect: counter {name} never moved", "all its prompts", f"{value}", "above 0")
+        for name, value in evidence.effects
+        if value <= 0
+    ]
 
 
 def _of_one(repeat: Repeat, expected: tuple[tuple[str, str], ...], prompt: str) -> list[Finding]:

@@ -19,6 +19,7 @@ from oracle.judge.gates import LEDGER, select
 from oracle.judge.isolation import IsolationJob, isolate
 from oracle.judge.jobs import FEW_PLANT_STEPS, PLANT_STEPS, STEP_TIMEOUT, PromptJob, PromptOutcome, run_jobs
 from oracle.judge.priority import most_telling_first
+from oracle.judge.repeat_evidence import repeats_of
 from oracle.judge.unfinished_session import forget, unfinished_session
 from oracle.judge.verdict import Report, judge_session, require_class
 from oracle.kolibri1.checkpoint import Checkpoint
@@ -28,7 +29,7 @@ from oracle.subjects.levels import levels_of, over_prompts
 from oracle.subjects.ops import OpensOps, OpsEvidence, OpStatistics
 from oracle.subjects.protocol import NumericClass, SubjectFactory, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request, is_exclusive, subject_factory
-from oracle.subjects.repeats import RepeatEvidence, Repeats
+from oracle.subjects.repeats import Repeats
 from oracle.subjects.run import Run, load_control, load_run
 
 DEFAULT_SUBJECT = "tt"
@@ -291,12 +292,14 @@ def _request(options: SessionOptions) -> SubjectRequest:
 
 def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
     """Merge outcomes in the golden's order of prompts."""
+    factory = subject_factory(outcomes[0].job.subject)
     by_name = {outcome.job.prompt: outcome for outcome in outcomes if outcome.job.answers}
     ordered = [by_name[p.name] for p in golden.prompts if p.name in by_name]
     slots = [outcome.slots for outcome in ordered if outcome.slots is not None]
     residents = [outcome.residents for outcome in ordered if outcome.residents is not None]
     operands = [outcome.operands for outcome in ordered if outcome.operands is not None]
     census = [outcome.census for outcome in ordered if outcome.census is not None]
+    stats = over_prompts((o.stats for o in ordered), levels_of(factory))
     return Run(
         # What a subject said of itself; one that hung or died before it spoke is only assumed to be what was asked for.
         identity=next((o.identity for o in ordered if o.run is not None), outcomes[0].identity),
@@ -308,23 +311,12 @@ def _to_run(golden: Golden, outcomes: Sequence[PromptOutcome]) -> Run:
         operands=reduce(add, operands) if operands else None,
         census=reduce(add, census) if census else None,
         ops=next((_ops_of(outcome) for outcome in outcomes if outcome.job.ops), None),
-        repeats=_repeats_of(outcomes),
-        captures=captures_of(subject_factory(outcomes[0].job.subject), outcomes),
-        stats=over_prompts((o.stats for o in ordered), levels_of(subject_factory(outcomes[0].job.subject))),
+        repeats=repeats_of(factory, outcomes, stats),
+        captures=captures_of(factory, outcomes),
+        stats=stats,
         environment=environment_record(),
         left_out=tuple(p.name for p in golden.prompts if p.name not in by_name),
     )
-
-
-def _repeats_of(outcomes: Sequence[PromptOutcome]) -> RepeatEvidence | None:
-    """All repeats, by variant; None where the subject declares none."""
-    repeated = [outcome for outcome in outcomes if outcome.job.request.variant is not None]
-    if not repeated:
-        return None
-    factory = subject_factory(repeated[0].job.subject)
-    planned = tuple(sorted(factory.variants)) if isinstance(factory, Repeats) else ()
-    repeats = sorted((o.repeat for o in repeated if o.repeat is not None), key=lambda repeat: repeat.variant)
-    return RepeatEvidence(repeated[0].job.prompt, planned, tuple(repeats))
 
 
 def _ops_of(outcome: PromptOutcome) -> OpsEvidence:

@@ -32,6 +32,21 @@ class Repeats(Protocol):
     variants: Mapping[str, Variant]
 
 
+@runtime_checkable
+class StatesEffects(Protocol):
+    """An ability of a subject's factory: to say what an arm's own counters must show, lest it be another arm's run."""
+
+    def effects(self, arm: str) -> tuple[str, ...]:
+        """Names of counters of `stats()` that are above 0 if and only if what sets `arm` apart took effect."""
+        ...
+
+
+def effects_of(factory: object, arm: str, stats: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The counters that `arm` must move, with their values in `stats`; none where the factory says nothing."""
+    named = factory.effects(arm) if isinstance(factory, StatesEffects) else ()
+    return tuple((name, stats.get(name, 0)) for name in named)
+
+
 @dataclass(frozen=True)
 class Repeat:
     """The first steps of a prompt, teacher-forced, in a subject opened anew under one variant.
@@ -57,8 +72,10 @@ class RepeatEvidence:
         prompt: that was repeated.
         planned: names of all variants that the subject has, sorted.
         repeats: in that order.
+        effects: counters that the run's arm must move, with their values over its answered prompts; empty where none was.
     """
 
     prompt: str
     planned: tuple[str, ...]
     repeats: tuple[Repeat, ...]
+    effects: tuple[tuple[str, int], ...] = ()

@@ -20,7 +20,7 @@ def honest(arm: Arm) -> ArmSession:
     verdicts = dict.fromkeys(GATE_NAMES, "pass")
     if ("verify", "first") in arm.levers:
         verdicts["slots"] = "fail"
-    counters = {lever: 1 for lever, _ in arm.levers if lever not in arm.idle}
+    counters = dict.fromkeys(arm.effects, 1)
     return ArmSession(arm.name, verdicts, {}, f"chain of {arm.base}", f"arrays of {arm.base}", {}, counters)
 
 
@@ -57,18 +57,29 @@ def test_an_arm_that_shows_anything_but_its_base_s_is_wrong(what: str) -> None:
 
 
 def test_a_lever_that_moved_nothing_is_wrong_alone_and_beside_another() -> None:
-    assert spoiled("bf16,drain=fill", counters={})[0] == (
-        "bf16,drain=fill: drain=fill had no effect: its counters beside those of bf16"
-    )
-    assert spoiled("bf16,drain=fill,policy=lru", counters={"drain": 1}) == [
-        "bf16,drain=fill,policy=lru: policy=lru had no effect: its counters beside those of bf16,drain=fill"
+    assert spoiled("bf16,drain=fill", counters={})[:2] == [
+        "bf16,drain=fill: drain=fill had no effect: its counters beside those of bf16",
+        "bf16,drain=fill: single_drains is 0, and 0 without drain=fill",
     ]
+    assert spoiled("bf16,drain=fill,policy=lru", counters={"single_drains": 1}) == [
+        "bf16,drain=fill,policy=lru: policy=lru had no effect: its counters beside those of bf16,drain=fill",
+        "bf16,drain=fill,policy=lru: lru_swaps is 0, and 0 without policy=lru",
+    ]
+
+
+def test_a_lever_that_moved_another_counter_than_its_own_is_wrong_and_so_is_one_that_its_base_moves() -> None:
+    assert spoiled("bf16,drain=fill,policy=lru", counters={"single_drains": 1, "fills": 9}) == [
+        "bf16,drain=fill,policy=lru: lru_swaps is 0, and 0 without policy=lru"
+    ]
+    found = spoiled("bf16", counters={"rereads": 5})
+    assert found == ["bf16,dequant=reread: rereads is 1, and 5 without dequant=reread"]
 
 
 def test_a_lever_that_is_said_to_idle_and_does_not_is_wrong() -> None:
     name = "bf16,bias=fetched,topk=device"
-    assert spoiled(name, counters={"topk": 1, "bias": 1}) == [
-        f"{name}: bias=fetched had an effect, and should idle: its counters beside those of bf16,topk=device"
+    assert spoiled(name, counters={"device_topks": 1, "bias_reads": 1}) == [
+        f"{name}: bias=fetched had an effect, and should idle: its counters beside those of bf16,topk=device",
+        f"{name}: bias_reads is 1, and 0 without bias=fetched",
     ]
 
 

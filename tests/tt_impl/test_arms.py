@@ -17,7 +17,8 @@ from oracle.judge.slot_audit import SlotAuditor
 from oracle.kolibri1.checkpoint import Checkpoint
 from oracle.subjects.protocol import ParsesArms, StepEvidence, SubjectRequest
 from oracle.subjects.registry import canonical_arm, check_request
-from tt_impl.arms import ARMS, BASES, LEVERS, Arm, parse_arm
+from oracle.subjects.repeats import StatesEffects, effects_of
+from tt_impl.arms import ARMS, BASES, LEVERS, Arm, choice_of, parse_arm
 from tt_impl.decode import Decoder
 from tt_impl.device.sim import SimDevice
 from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
@@ -84,6 +85,7 @@ def test_a_lever_is_a_setting_whose_default_comes_first(tiny: Checkpoint) -> Non
         for choice in lever.others:
             assert getattr(Arm("bf16", ((lever.name, choice.value),)).settings(tiny.config), lever.name) == choice.value
             assert choice.changes
+            assert choice.moves
             assert choice.shows
 
 
@@ -92,7 +94,8 @@ def test_the_page_describes_every_lever_in_its_own_words() -> None:
     for lever in LEVERS:
         for choice in lever.others:
             default = f"`{lever.default.value}`: {lever.default.changes}"
-            assert f"| `{lever.name}` | {default} | `{choice.value}` | {choice.changes} | {choice.shows} |\n" in page
+            moves = ", ".join(f"`{name}`" for name in choice.moves)
+            assert f"| `{lever.name}` | {default} | `{choice.value}` | {choice.changes} | {moves} | {choice.shows} |\n" in page
             idles = f"beside `{lever.name}={choice.value}` the lever `{choice.idles}` idles" if choice.idles else ""
             assert idles in page.replace("\n", " ")
             unseen = f"**`{lever.name}={choice.value}` no longer sees** {choice.unseen}." if choice.unseen else ""
@@ -127,9 +130,11 @@ def walk(tiny: Checkpoint) -> Callable[[str], Walked]:
 
 
 def took_effect(base: Walked, arm: Walked, lever: str, value: str, layers: int) -> bool:
-    """Whether the arm's counters show the lever: its `Choice.shows`, in numbers."""
+    """Whether the arm's counters show the lever: its `Choice.moves`, and its `Choice.shows` in numbers."""
     before, after = (Counter(walked.stats) for walked in (base, arm))
-    return {
+    moved = {name: after[name] > 0 for name in choice_of(lever, value).moves}
+    assert len(set(moved.values())) == 1, "all of them, or none"
+    shown = {
         "drain=fill": after["drains"] * EXPERT == after["verified_bytes"],
         "dequant=reread": after["rereads"] == after["memo_misses"] > 0,
         "verify=first": 0 < after["verified_bytes"] < after["staged_bytes"],
@@ -139,6 +144,8 @@ def took_effect(base: Walked, arm: Walked, lever: str, value: str, layers: int) 
         "block=16": after["kv_bytes"] > before["kv_bytes"] > 0,
         "dispatch=captured": after["replays"] == (layers + 1) * (after["steps"] - 1) > after["captures"] == layers + 1,
     }[f"{lever}={value}"]
+    assert shown == all(moved.values()), (lever, moved)
+    return shown
 
 
 EXPERT = 3 * (64 * 64 + 2 * 2 * 4)
@@ -158,6 +165,9 @@ def agrees_with_the_device(stats: Mapping[str, int], layers: int) -> bool:
         and stats["memory_after"] - stats["memory_before"] - stats["trace_bytes"] == stats["memo_bytes"] > 0
         and stats["staged_bytes"] == stats["fills"] * EXPERT
         and stats["fills"] == stats["slot_misses"]
+        and stats["verified_bytes"] == (stats["fills"] - stats["trusted_fills"]) * EXPERT
+        and stats["single_drains"] in (0, stats["drains"])
+        and stats["lru_swaps"] in (0, stats["slot_swaps"])
         and stats["device_topks"] == stats.get("device.op.topk", 0)
         and stats["captures"] == stats.get("device.traces_captured", 0)
         and stats["replays"] == stats.get("device.traces_executed", 0)
@@ -181,6 +191,24 @@ def check_arm(walk: Callable[[str], Walked], name: str, layers: int) -> None:
 @pytest.mark.parametrize("name", SINGLES)
 def test_a_lever_changes_no_bit_of_the_evidence_and_shows_in_the_counters(walk, tiny: Checkpoint, name: str) -> None:
     check_arm(walk, name, tiny.config.num_hidden_layers)
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_the_subject_says_which_counters_an_arm_moves_and_they_are_0_in_its_base(walk, name: str) -> None:
+    assert isinstance(FACTORY, StatesEffects)
+    base, named = ARMS[name].base, FACTORY.effects(name)
+    assert FACTORY.effects(base) == ()
+    assert effects_of(FACTORY, name, walk(base).stats) == tuple((counter, 0) for counter in named)
+    moved = effects_of(FACTORY, name, walk(name).stats)
+    assert moved
+    assert all(value > 0 for _, value in moved)
+
+
+def test_no_two_levers_move_the_same_counter_and_a_pair_moves_what_both_do_but_for_one_that_idles() -> None:
+    moves = [name for lever in LEVERS for choice in lever.others for name in choice.moves]
+    assert len(moves) == len(set(moves)) == 8
+    assert FACTORY.effects("policy=lru,bf16,drain=fill") == ("single_drains", "lru_swaps")
+    assert FACTORY.effects("exact,bias=fetched,topk=device") == ("device_topks",)
 
 
 def test_a_bias_that_the_device_adds_is_not_fetched(walk, tiny: Checkpoint) -> None:

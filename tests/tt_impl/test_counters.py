@@ -38,7 +38,7 @@ def test_counts_add_up_over_prompts_and_of_levels_the_largest_is_kept() -> None:
 
 def test_the_subject_says_which_of_its_counters_are_levels() -> None:
     assert isinstance(FACTORY, StatesLevels)
-    memory = {"trace_bytes", "kv_bytes", "memory_before", "memory_after", "memory_leaked"}
+    memory = {"trace_bytes", "kv_bytes", "small_blocks", "memory_before", "memory_after", "memory_leaked"}
     assert FACTORY.levels == LEVELS == {"memo_bytes", "memo_bytes_peak"} | memory
 
 

@@ -125,6 +125,7 @@ def test_counters_agree_with_each_other_and_with_the_devices_log(
     assert stats["round_trips"] == stats["device.round_trips"] == stats["drains"] + len(tokens) * (layers + 1)
     idle = {"memo_evictions", "early_drains", "on_demand_drains", "rereads", "bias_reads", "companion_steps", "device_topks"}
     idle |= {"memory_leaked", "captures", "replays", "trace_bytes"}
+    idle |= {"lru_swaps", "trusted_fills", "single_drains", "small_blocks"}
     assert {field.name for field in fields(StepStats) if stats[field.name] == 0} == idle
 
 

@@ -30,8 +30,8 @@ from tt_impl.variants import VARIANTS, occupy
 TOKENS = [3, 9, 4, 1, 12, 7, 30, 2, 25, 11]
 
 
-def shown(folder: Path, variant: str | None) -> tuple[bytes, dict[str, int]]:
-    subject = FACTORY.open(SubjectRequest(folder, arm="exact", variant=variant))
+def shown(folder: Path, variant: str | None, arm: str = "exact") -> tuple[bytes, dict[str, int]]:
+    subject = FACTORY.open(SubjectRequest(folder, arm=arm, variant=variant))
     subject.start()
     steps = [subject.step(token) for token in TOKENS]
     arrays = (getattr(step, field.name) for step in steps for field in fields(StepEvidence))
@@ -44,6 +44,14 @@ def test_a_variant_changes_no_bit_and_moves_the_counters_that_it_names(tiny_fold
     assert evidence == shown(tiny_folder, None)[0]
     moves = VARIANTS[variant].told.moves
     assert [name for name in moves if stats[name] <= 0] == []
+
+
+@pytest.mark.parametrize("arm", ["exact,drain=fill,verify=first", "exact,policy=lru,dispatch=captured"])
+@pytest.mark.parametrize("variant", ["one-read-back", "scarce-memos"])
+def test_read_backs_and_memos_are_short_whatever_the_arm_s_levers_are(tiny_folder: Path, variant: str, arm: str) -> None:
+    evidence, stats = shown(tiny_folder, variant, arm)
+    assert evidence == shown(tiny_folder, None)[0]
+    assert [name for name in VARIANTS[variant].told.moves if stats[name] <= 0] == []
 
 
 def _first_user_s_pages(monkeypatch: pytest.MonkeyPatch) -> None:

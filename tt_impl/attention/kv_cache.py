@@ -19,7 +19,7 @@ import numpy as np
 from oracle.errors import UsageError
 from oracle.kolibri1.config import Kolibri1Config
 from tt_impl.attention.kv_pages import Pages
-from tt_impl.device.protocol import Device, DType, Layout, Tensor
+from tt_impl.device.protocol import TILE_SIDE, Device, DType, Layout, Tensor
 from tt_impl.experts.memo import upload
 from tt_impl.lifetimes import Scratch
 from tt_impl.plans.kv_plan import cache_shape, layer_blocks
@@ -98,7 +98,7 @@ class PagedKvCache:
         device, users, block_size = self._device, settings.users, settings.block_size
         rng = np.random.default_rng(settings.page_seed)
         layers: list[LayerCache] = []
-        stats.kv_bytes = 0
+        stats.kv_bytes = stats.small_blocks = 0
         for layer in range(config.num_hidden_layers):
             sliding = config.is_sliding(layer)
             blocks = layer_blocks(config, layer, context=settings.max_positions, block_size=block_size)
@@ -112,6 +112,8 @@ class PagedKvCache:
                 for part in "kv"
             )
             stats.kv_bytes += device.get_memory_view().allocated_bytes - before
+            count, _, positions, _ = keys.shape
+            stats.small_blocks += count if positions < TILE_SIDE else 0
             layers.append(LayerCache(keys, values, self._pages[sliding]))
         return layers
 

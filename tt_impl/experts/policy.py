@@ -1,8 +1,7 @@
 """Which expert a full layer gives up when another one needs its slot.
 
 A policy sees what a layer is asked for and names a victim among the slots that may go; what may go (`slots.SlotTable`
-pins what the present step needs) is not its business. To add one: a class with `touch` and `victim`, and its name in
-`POLICIES`.
+pins what the present step needs) is not its business. To add one: a class with a name, `touch` and `victim`, in `POLICIES`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,13 @@ slots: 18,444 against 19,666, 18,626, 18,607, 18,797 and 19,838.
 
 
 class SlotPolicy(Protocol):
-    """One layer's memory of what it was asked for."""
+    """One layer's memory of what it was asked for.
+
+    Attributes:
+        name: what `DecoderSettings.policy` calls it.
+    """
+
+    name: str
 
     def touch(self, experts: Sequence[int]) -> None:
         """A step asks for `experts`, each once, in this order. Called before any victim of that step is named."""
@@ -36,6 +41,8 @@ class Hotness:
 
     An expert keeps its heat while it is out of its slot, so one that returns often is not the first to go again.
     """
+
+    name: str = "hotness"
 
     def __init__(self) -> None:
         self._heat: dict[int, float] = {}
@@ -54,6 +61,8 @@ class Hotness:
 class LeastRecentlyUsed:
     """Gives up the expert whose latest touch is longest ago; within one step the one asked for first is the older."""
 
+    name: str = "lru"
+
     def __init__(self) -> None:
         self._clock = 0
         self._touched: dict[int, int] = {}
@@ -67,5 +76,5 @@ class LeastRecentlyUsed:
         return min(candidates, key=lambda slot: (self._touched.get(candidates[slot], 0), slot))
 
 
-POLICIES: Mapping[str, Callable[[], SlotPolicy]] = {"hotness": Hotness, "lru": LeastRecentlyUsed}
+POLICIES: Mapping[str, Callable[[], SlotPolicy]] = {policy.name: policy for policy in (Hotness, LeastRecentlyUsed)}
 """By the name that `DecoderSettings.policy` and the arms use; each call makes one layer's."""

@@ -11,7 +11,7 @@ from tt_impl.device.protocol import Bytes, Device, DType, Layout
 from tt_impl.experts.epoch import ContentEpoch
 from tt_impl.experts.layout import ExpertLayout, ExpertSource
 from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
-from tt_impl.experts.policy import POLICIES
+from tt_impl.experts.policy import POLICIES, LeastRecentlyUsed
 from tt_impl.experts.shadow import ShadowStore
 from tt_impl.experts.slots import Fetch, SlotTable
 from tt_impl.experts.streaming import ExpertStream
@@ -139,4 +139,5 @@ class ExpertPool:
 
     def _evicted(self, layer: int, expert: int, slot: int) -> None:
         self._stats.slot_swaps += 1
+        self._stats.lru_swaps += self._tables[layer].policy == LeastRecentlyUsed.name
         self._memo.retire(layer, expert)

@@ -63,6 +63,11 @@ class SlotTable:
         self._policy = policy
         self._on_evict = on_evict
 
+    @property
+    def policy(self) -> str:
+        """The name of what says who is evicted."""
+        return self._policy.name
+
     def __contains__(self, expert: int) -> bool:
         """Whether a slot holds `expert`, verified or not."""
         return expert in self._resident

@@ -79,6 +79,7 @@ class ExpertStream:
             self._stats.staged_bytes += payload.size
             if self._settings.verify == "first" and (layer, fetch.expert) in self._once_verified:
                 table.trust(fetch.slot)
+                self._stats.trusted_fills += 1
                 continue
             if len(self._outstanding) >= self._settings.read_back_limit:
                 self.drain()
@@ -89,6 +90,7 @@ class ExpertStream:
             self._outstanding.append(_Outstanding(layer, fetch.expert, slot, table, read_back))
             if self._settings.drain == "fill":
                 self.drain()
+                self._stats.single_drains += 1
 
     @phase("verification")
     def drain(self) -> None:

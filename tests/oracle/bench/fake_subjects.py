@@ -111,3 +111,10 @@ class KnowingFactory(FakeFactory):
     def arithmetic(self, arm: str) -> str:
         assert self.bases is not None
         return self.bases[arm]
+
+
+class EffectiveFactory(FakeFactory):
+    """Says that `lean` must fill and hold memory, and `wide` do what nobody does."""
+
+    def effects(self, arm: str) -> tuple[str, ...]:
+        return {"plain": (), "lean": ("fills", "memory_after"), "wide": ("fills", "never", "unheard_of")}[arm]

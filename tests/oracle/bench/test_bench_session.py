@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_subjects import FakeFactory, FakeSubject, KnowingFactory
+from fake_subjects import EffectiveFactory, FakeFactory, FakeSubject, KnowingFactory
 
 from oracle.bench import session
 from oracle.bench.document import BenchDocument
@@ -169,6 +169,16 @@ def test_arms_of_a_subject_that_does_not_say_are_not_compared_and_that_is_said(b
     assert document.verdict == "pass"
     assert document.compared[1] == "no arms: the subject does not say which compute the same"
     assert [arm.arithmetic for arm in document.arms] == [None, None]
+
+
+def test_an_arm_that_moves_what_it_must_passes_and_one_that_does_not_is_red_in_one_line(bench: Bench) -> None:
+    assert bench(EffectiveFactory(), arms=("plain", "lean")).verdict == "pass"
+    document = bench(EffectiveFactory(), arms=("plain", "wide", "lean", "wide"))
+    (found,) = document.differences
+    assert (document.verdict, found.kind, found.where) == ("fail", "effect", "arm wide")
+    assert found.what == "took no effect: never, unheard_of never moved"
+    (found,) = bench(EffectiveFactory(twisted(fills=0), nth=1), arms=("lean",), runs=1).differences
+    assert found.what == "took no effect: fills never moved"
 
 
 def test_one_arm_twice_is_two_columns_and_is_compared(bench: Bench) -> None:

@@ -19,11 +19,12 @@ from oracle.errors import DeviceFault, SubjectError
 from oracle.judge.determinism import REPEAT_STEPS, DeterminismGate, position_digests
 from oracle.judge.gate import Case
 from oracle.judge.priority import most_telling_first
+from oracle.judge.repeat_evidence import repeats_of
 from oracle.judge.session import SessionOptions, judge_recorded, record_session
 from oracle.judge.unfinished_session import unfinished_session
 from oracle.subjects.perfect import FACTORY, PerfectSubject
 from oracle.subjects.protocol import NumericClass, StepEvidence, SubjectIdentity, SubjectRequest
-from oracle.subjects.repeats import RepeatEvidence, Variant
+from oracle.subjects.repeats import Repeat, RepeatEvidence, Variant
 from oracle.subjects.run import load_run, save_run
 
 GATE = DeterminismGate()
@@ -57,6 +58,9 @@ def test_each_planted_fault_is_found_with_its_variant_and_place(repeated: Case) 
         "a fault": [f"variant twice ended in a fault: planted: a fault (1 of 1, at {prompt})"],
         "a variant not run": [
             "the variants that ran are not those declared (1 of 1, worst once, allowed once, twice)",
+        ],
+        "an arm without effect": [
+            "arm bf16 took no effect: counter planted never moved (1 of 1, worst 0, allowed above 0, at all its prompts)"
         ],
     }
 
@@ -97,8 +101,13 @@ class Varied:
     plants: Mapping[str, str] = {}
     variants: Mapping[str, Variant] = {"again": Variant("nothing"), "small": Variant("fewer slots", ("evictions",))}
 
-    def __init__(self, spoil: Callable[[str, StepEvidence], StepEvidence]) -> None:
+    def __init__(self, spoil: Callable[[str, StepEvidence], StepEvidence], effects: tuple[str, ...] = ()) -> None:
         self.spoil = spoil
+        self._effects = effects
+
+    def effects(self, arm: str) -> tuple[str, ...]:
+        assert arm == "bf16"
+        return self._effects
 
     def open(self, request: SubjectRequest, observer: object = None) -> PerfectSubject:
         inner = FACTORY.open(replace(request, golden=mini_golden(), variant=None))
@@ -109,7 +118,7 @@ class Varied:
             evidence = PerfectSubject.step(self, token)
             return evidence if variant is None else spoil(variant, evidence)
 
-        stats = {"evictions": 3} if variant == "small" else {}
+        stats = {"evictions": 3} if variant == "small" else {"reads": 2} if variant is None else {}
         members = {"identity": property(lambda _self: told), "step": step, "stats": lambda _self: stats}
         inner.__class__ = type("Varied", (PerfectSubject,), members)
         return inner
@@ -119,8 +128,8 @@ class Varied:
 def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A whole session of a `Varied` subject over the shipped golden, in this process."""
 
-    def run(spoil: Callable[[str, StepEvidence], StepEvidence]) -> Any:
-        factory = Varied(spoil)
+    def run(spoil: Callable[[str, StepEvidence], StepEvidence], *effects: str, prompts: tuple[str, ...] | None = None) -> Any:
+        factory = Varied(spoil, effects)
 
         installed = registry.subject_factory
 
@@ -130,7 +139,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         for module in (jobs, session, registry):
             monkeypatch.setattr(module, "subject_factory", named)
         monkeypatch.setattr(session, "run_jobs", lambda listed, *_: [jobs.run_job(job) for job in listed])
-        options = SessionOptions(mini_checkpoint(), mini_golden(), subject="varied", only="determinism")
+        options = SessionOptions(mini_checkpoint(), mini_golden(), subject="varied", only="determinism", prompts=prompts)
         return judge_recorded(record_session(options), ("determinism",), partial=True)
 
     return run
@@ -172,6 +181,40 @@ def test_a_variant_that_faults_is_red_and_no_other_prompt_is(judged: Callable[..
     [gate] = [gate for gate in report.gates if gate.name == "determinism"]
     assert [f.headline for f in gate.findings] == ["variant small ended in a fault: slot-verification: byte 3 differs"]
     assert report.run.faults == {}
+
+
+def test_an_arm_that_moves_its_counter_passes_and_its_value_is_of_all_prompts(judged: Callable[..., Any], case: Case) -> None:
+    two = tuple(prompt.name for prompt in most_telling_first(case.golden.prompts)[:2])
+    report = judged(lambda _, evidence: evidence, "reads", prompts=two)
+    [gate] = [gate for gate in report.gates if gate.name == "determinism"]
+    assert (gate.verdict, report.run.repeats.effects) == ("pass", (("reads", 2 + 2),))
+
+
+def test_an_arm_that_moves_nothing_is_red_also_where_one_prompt_alone_was_asked_for(
+    judged: Callable[..., Any], case: Case
+) -> None:
+    first = most_telling_first(case.golden.prompts)[0].name
+    report = judged(lambda _, evidence: evidence, "reads", "evictions", prompts=(first,))
+    [gate] = [gate for gate in report.gates if gate.name == "determinism"]
+    assert (gate.verdict, [f.headline for f in gate.findings]) == (
+        "fail",
+        ["arm bf16 took no effect: counter evictions never moved"],
+    )
+    assert report.run.repeats.effects == (("reads", 2), ("evictions", 0)), "a variant's own counters are none of the arm's"
+    other = next(prompt.name for prompt in case.golden.prompts if prompt.name != first)
+    [gate] = [g for g in judged(lambda _, e: e, "evictions", prompts=(other,)).gates if g.name == "determinism"]
+    assert gate.verdict == "fail", "not what is repeated, and still the arm's"
+
+
+def test_where_no_prompt_was_answered_nothing_is_said_of_the_arm() -> None:
+    job = jobs.PromptJob("varied", SubjectRequest(mini_checkpoint(), variant="again"), mini_golden(), "one-id")
+    told = SubjectIdentity("varied", "bf16", "bf16", ())
+    outcomes = [
+        jobs.PromptOutcome(job, told, None, None, None, {}, repeat=Repeat("again")),
+        jobs.PromptOutcome(replace(job, request=replace(job.request, variant=None)), told, None, None, None, {"reads": 3}),
+    ]
+    evidence = repeats_of(Varied(lambda _, shown: shown, ("evictions",)), outcomes, {"reads": 3})
+    assert evidence == RepeatEvidence("one-id", ("again", "small"), (Repeat("again"),), ())
 
 
 def test_an_outcome_of_a_variant_is_kept_by_an_unfinished_session(case: Case, tmp_path: Path) -> None:

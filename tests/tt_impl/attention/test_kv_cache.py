@@ -88,6 +88,16 @@ def test_the_device_gives_what_is_planned_to_the_byte(tiny: Checkpoint, activati
     assert device.get_memory_view().allocated_bytes == 0
 
 
+@pytest.mark.parametrize(("block", "users", "blocks"), [("32", 1, 0), ("16", 1, 2 + 32 + 2), ("16", 3, 3 * (2 + 32 + 2))])
+def test_blocks_of_16_are_counted_and_no_others(tiny: Checkpoint, settings: DecoderSettings, block, users, blocks) -> None:
+    """512 positions are 32 of them; a window of 9 lies in at most two."""
+    device, stats = SimDevice(), StepStats()
+    settings = replace(settings, block=block, users=users)
+    for _ in range(2):
+        PagedKvCache(device, tiny.config, settings, stats)
+        assert stats.small_blocks == blocks
+
+
 @settings_of(max_examples=6, deadline=None)
 @example(33, "32", DType.FLOAT32, 0)
 @example(65, "32", DType.BFLOAT16, 0)

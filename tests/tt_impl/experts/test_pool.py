@@ -16,6 +16,7 @@ from tt_impl.device.protocol import DType
 from tt_impl.device.sim import Fault, FaultPlan, Flip, OnWrite, SimDevice
 from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.experts.memo import FeedForwardWeights
+from tt_impl.experts.policy import POLICIES
 from tt_impl.experts.pool import ExpertPool
 from tt_impl.metering import Meter
 from tt_impl.plants.catalogue import PLANTS, Parts
@@ -104,11 +105,14 @@ ON_SCHEDULE = {
     "slot_hits": 5,
     "slot_misses": 6,
     "slot_swaps": 3,
+    "lru_swaps": 0,
     "fills": 6,
     "staged_bytes": 6 * EXPERT,
     "verified_bytes": 6 * EXPERT,
+    "trusted_fills": 0,
     "drains": 3,
     "early_drains": 0,
+    "single_drains": 0,
     "on_demand_drains": 0,
     "round_trips": 3,
     "rereads": 0,
@@ -129,12 +133,12 @@ ON_SCHEDULE = {
     ("levers", "differs"),
     [
         pytest.param({}, {}, id="default"),
-        pytest.param({"drain": "fill"}, {"drains": 6, "round_trips": 6}, id="drain=fill"),
+        pytest.param({"drain": "fill"}, {"drains": 6, "single_drains": 6, "round_trips": 6}, id="drain=fill"),
         pytest.param(
             {"dequant": "reread"}, {"rereads": 9, "round_trips": 3 + 9, "bytes_read": 15 * EXPERT}, id="dequant=reread"
         ),
         pytest.param({"verify": "first"}, {}, id="verify=first"),  # no expert returns here
-        pytest.param({"policy": "lru"}, {}, id="policy=lru"),  # nor is the coldest ever another than the oldest
+        pytest.param({"policy": "lru"}, {"lru_swaps": 3}, id="policy=lru"),  # nor is the coldest ever another than the oldest
         pytest.param({"read_back_limit": 2}, {"drains": 4, "early_drains": 1, "round_trips": 4}, id="2 read-backs"),
         pytest.param({"read_back_limit": 1}, {"drains": 6, "early_drains": 3, "round_trips": 6}, id="1 read-back"),
         pytest.param(
@@ -211,6 +215,7 @@ RETURNING = ([0, 1, 2], [3, 4, 5], [0, 1, 2])
 def test_verify_first_compares_an_expert_once_and_tells_nobody_otherwise(tiny: Checkpoint) -> None:
     rig = Rig(tiny, verify="first").walk(RETURNING)
     assert rig.counts("fills", "staged_bytes", "verified_bytes", "drains") == (9, 9 * EXPERT, 6 * EXPERT, 2)
+    assert rig.counts("trusted_fills") == (3,)
     assert rig.heard.verifications == [(expert, 1) for expert in (0, 1, 2)] + [(expert, 2) for expert in (3, 4, 5)]
     assert rig.heard.uses[-3:] == [(expert, expert, 3) for expert in (0, 1, 2)]
 
@@ -268,3 +273,10 @@ def test_a_swap_counter_that_asks_after_the_hook_stays_at_zero(tiny: Checkpoint)
     late = Rig(tiny, plant="swap-count-late").walk(SCHEDULE)
     assert late.stats.slot_swaps == 0 != ON_SCHEDULE["slot_swaps"]
     assert {name: getattr(late.stats, name) for name in ON_SCHEDULE} == {**ON_SCHEDULE, "slot_swaps": 0}
+
+
+def test_swaps_are_the_policy_s_that_ran_and_not_the_one_that_was_asked_for(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "lru", POLICIES["hotness"])
+    assert Rig(tiny, policy="lru").walk(SCHEDULE).counts("slot_swaps", "lru_swaps") == (3, 0)
