@@ -170,8 +170,8 @@ def test_the_subject_s_device_is_given_every_fault_that_it_or_an_auditor_must_ca
     with pytest.raises(EnoughError):
         record_session(replace(OPTIONS, subject="tt"))
     planted = [plant for plant in seen if plant is not None]
-    own = ["missing-drain", "norm-byte-late", "resident-byte", "slot-byte", "wrong-expert"]
-    watched = ("gate:ops", "gate:operands", "gate:census")
+    own = ["capture-reads", "missing-drain", "norm-byte-late", "resident-byte", "slot-byte", "wrong-expert"]
+    watched = ("gate:ops", "gate:operands", "gate:census", "gate:capture")
     assert planted == sorted((*own, *(name for name, caught in subject_factory("tt").plants.items() if caught in watched)))
 
 
