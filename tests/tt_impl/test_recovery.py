@@ -44,6 +44,10 @@ class FaultsAt(Passing):
         return call
 
 
+def steps(decoder: Decoder, tokens: list[int]) -> list[np.ndarray]:
+    return [decoder.step(token).logits for token in tokens[:STEPS]]
+
+
 @pytest.mark.parametrize(("dispatch", "schedule"), [("eager", "reuse"), ("captured", "random:3")])
 def test_nothing_is_left_of_a_fault_at_any_call(
     open_decoder: Callable[..., Decoder], tokens: list[int], dispatch: str, schedule: str
@@ -52,15 +56,14 @@ def test_nothing_is_left_of_a_fault_at_any_call(
     decoder = open_decoder(device=device, dispatch=dispatch, topk="device")
     held = device.get_memory_view().allocated_bytes
     device.calls = 0
-    logits = [decoder.step(token).logits for token in tokens[:STEPS]]
+    logits = steps(decoder, tokens)
     stats = decoder.stats()
     for due in range(1, device.calls, STRIDE):
         decoder.reset()
         device.calls, device.due = 0, due
         with pytest.raises(DeviceFault, match=r"^planted"):
-            for token in tokens[:STEPS]:
-                decoder.step(token)
+            steps(decoder, tokens)
         decoder.reset()
         assert device.get_memory_view().allocated_bytes == held, due
-        assert np.array_equal([decoder.step(token).logits for token in tokens[:STEPS]], logits), due
+        assert np.array_equal(steps(decoder, tokens), logits), due
         assert decoder.stats() == stats, due
