@@ -13,6 +13,7 @@ import pytest
 
 from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.sim.trace import CapturedOp
 from tt_impl.device.ttnn.device import TtnnDevice
 from tt_impl.device.ttnn.memory import TtnnTensor, TtnnTrace
 
@@ -102,3 +103,15 @@ def test_what_ops_hold_in_l1_on_the_way_is_not_kept_for_a_trace(view: TtnnDevice
     assert held("DRAM") == before
     for tensor in (projected, cos, sin):
         view.deallocate(tensor)
+
+
+def test_a_trace_whose_operand_is_gone_is_not_executed(view: TtnnDevice) -> None:
+    tensor = view.allocate_tensor_on_device((2, 64), DType.UINT8, Layout.ROW_MAJOR, "t")
+    trace = TtnnTrace(1, 0, None)
+    trace.note_op(CapturedOp("add", 0, 0, (tensor,)))
+    view.deallocate(tensor)
+    with pytest.raises(DeviceFault, match=r"trace 1: it needs t \(buffer \d+\), which was deallocated") as caught:
+        view.execute_trace(trace, blocking=False)
+    assert caught.value.kind == "use-after-free"
+    tensor.trace = trace
+    assert trace.lost() is None
