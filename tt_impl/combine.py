@@ -28,11 +28,12 @@ def combine(
     the other sign).
 
     Args:
+        scratch: what is on the way.
         outputs: of every expert that a routing names, [rows, hidden]; for one row in routing order. All numbers: one that is
             none would spread.
         routings: of the tokens that there are.
         x: the experts' input [rows, hidden].
-        into: where the sum goes; None for a new tensor, `scratch`'s.
+        into: where the sum goes; None for a new tensor, which the caller frees.
     """
     rows, stacked = x.shape[0], scratch.own(device.concat_rows(list(outputs.values())))
     if rows > 1:
@@ -45,9 +46,7 @@ def combine(
         weights[routing.row, first : first + routing.weights.size] = routing.weights
         first += routing.weights.size
     held = scratch.own(upload(device, "expert_weights", weights, DType.FLOAT32, Layout.TILE))
-    if into is not None:
-        return device.matmul(held, stacked, dtype=x.dtype, output=into)
-    return scratch.own(device.matmul(held, stacked, dtype=x.dtype))
+    return device.matmul(held, stacked, dtype=x.dtype, output=into)
 
 
 def _picks(experts: Sequence[int], routings: Sequence[Routing], rows: int) -> np.ndarray:

@@ -51,13 +51,15 @@ class MixtureOfExperts:
             routings = self._weights.selection.choose(scored, self._count, self._stats, users)
         asked = list(dict.fromkeys(expert for routing in routings for expert in routing.experts.tolist()))
         outputs: dict[int, Tensor] = {}
-        for group in pool.groups(self._layer, asked):
-            pool.make_resident(self._layer, group)
-            for expert in group:
-                with Scratch(device) as passing:
-                    outputs[expert] = scratch.own(self._feed_forward(passing, x, pool.use(self._layer, expert)))
-            pool.release(self._layer)
-        return combine(device, scratch, outputs, routings, x, into), routings
+        with Scratch(device) as experts:
+            for group in pool.groups(self._layer, asked):
+                pool.make_resident(self._layer, group)
+                for expert in group:
+                    with Scratch(device) as passing:
+                        outputs[expert] = experts.own(self._feed_forward(passing, x, pool.use(self._layer, expert)))
+                pool.release(self._layer)
+            routed = combine(device, experts, outputs, routings, x, into)
+        return routed if into is not None else scratch.own(routed), routings
 
     def with_shared(self, scratch: Scratch, x: Tensor, routed: Tensor) -> Tensor:
         """`routed` and the shared expert's output for x."""

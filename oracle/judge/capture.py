@@ -154,7 +154,7 @@ def _faults(region: CapturedRegion) -> Iterator[tuple[str, str]]:
     if _ops(region) <= 0:
         yield "a captured region without an op", ""
     if region.experts > 0:
-        yield "a captured region takes routed experts' weights", f"{region.experts} ops"
+        yield "a captured region takes routed experts' weights", f"{region.experts} tensors"
     if region.changed:
         first, more = ", ".join(region.changed[:_NAMES_SHOWN]), len(region.changed) - _NAMES_SHOWN
         names = f"{first} and {more} more" if more > 0 else first

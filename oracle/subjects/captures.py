@@ -29,7 +29,7 @@ class CapturedRegion:
         replays: how often it was executed; of several, all of their executions.
         changed: the checkpoint's names of weights, routed experts' too, that its ops take and whose bytes on the device
             the host wrote between the capture's end and an execution: content that changed without capturing anew. Sorted.
-        experts: how many of its ops take a routed expert's weights.
+        experts: how many tensors of routed experts' weights its ops take.
         alike: how many regions had these calls, changed weights and experts.
     """
 

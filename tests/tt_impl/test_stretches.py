@@ -222,3 +222,25 @@ def test_a_fault_within_a_capture_leaves_nothing_behind(open_decoder: Open, toke
     assert counts["traces_released"] == counts["traces_captured"]
     assert differing(walked(decoder, tokens[:8]), walked(open_decoder(), tokens[:8])) == []
     assert decoder.stats()["memory_before"] == open_decoder(dispatch="captured").stats()["memory_before"]
+
+
+class LooksAtEachAttention(Passing):
+    """Notes which tensors are there when attention is asked for."""
+
+    def __init__(self) -> None:
+        self.sim = SimDevice()
+        super().__init__(self.sim)
+        self.seen: list[set[str]] = []
+
+    def nlp_create_qkv_heads_decode(self, *operands: Any, **how: Any) -> Any:
+        self.seen.append({buffer.label for buffer in self.sim._dram.live.values()})
+        return self._device.nlp_create_qkv_heads_decode(*operands, **how)
+
+
+@pytest.mark.parametrize("dispatch", ["eager", "captured"])
+def test_experts_outputs_are_given_back_before_the_next_layer(open_decoder: Open, tokens: list[int], dispatch: str) -> None:
+    device = LooksAtEachAttention()
+    walked(open_decoder(device=device, dispatch=dispatch), tokens[:2])
+    assert len(device.seen) == 2 * 3
+    for there in device.seen:
+        assert not there & {"concat", "expert_weights"}

@@ -13,7 +13,9 @@ import pytest
 
 from oracle.errors import DeviceFault
 from tt_impl.device.protocol import DType, Layout
+from tt_impl.device.sim.trace import CapturedOp
 from tt_impl.device.ttnn.device import TtnnDevice
+from tt_impl.device.ttnn.memory import TtnnTensor, TtnnTrace
 
 
 def kind_of(call: Callable[[], Any]) -> str:
@@ -76,3 +78,40 @@ def test_what_a_capture_made_stays_until_its_release(view: TtnnDevice) -> None:
     view.release_trace(trace)
     assert not value.value.is_allocated()
     assert kind_of(lambda: view.silu(other)) == "use-after-free"
+
+
+def test_what_ops_hold_in_l1_on_the_way_is_not_kept_for_a_trace(view: TtnnDevice) -> None:
+    """As in a capture, which the mock device takes no op in: what is kept stays in DRAM, of which there is enough."""
+
+    def held(kind: str) -> int:
+        return view.ttnn.get_memory_view(view._mesh, getattr(view.ttnn.BufferType, kind)).total_bytes_allocated_per_bank
+
+    def tiled(*shape: int) -> TtnnTensor:
+        return view.allocate_tensor_on_device(shape, DType.BFLOAT16, Layout.TILE, "x")
+
+    projected, cos, sin = tiled(2, 56 * 128), tiled(2, 128), tiled(2, 128)
+    view._capturing = trace = TtnnTrace(1, 0, None)
+    before = held("DRAM")
+    q, _, _ = view.nlp_create_qkv_heads_decode(projected, num_heads=48, num_kv_heads=4)
+    turned = view.rotary_embedding_hf(q, cos, sin)
+    view.nlp_concat_heads_decode(turned)
+    view._capturing = None
+    assert held("L1") == 0
+    assert len(trace.kept) == len(trace.outputs) + 2  # the transposed tables
+    for value in trace.kept:
+        view.ttnn.deallocate(value)
+    assert held("DRAM") == before
+    for tensor in (projected, cos, sin):
+        view.deallocate(tensor)
+
+
+def test_a_trace_whose_operand_is_gone_is_not_executed(view: TtnnDevice) -> None:
+    tensor = view.allocate_tensor_on_device((2, 64), DType.UINT8, Layout.ROW_MAJOR, "t")
+    trace = TtnnTrace(1, 0, None)
+    trace.note_op(CapturedOp("add", 0, 0, (tensor,)))
+    view.deallocate(tensor)
+    with pytest.raises(DeviceFault, match=r"trace 1: it needs t \(buffer \d+\), which was deallocated") as caught:
+        view.execute_trace(trace, blocking=False)
+    assert caught.value.kind == "use-after-free"
+    tensor.trace = trace
+    assert trace.lost() is None

@@ -114,15 +114,21 @@ class Memo:
 def upload_feed_forward(
     device: Device, label: str, dtype: DType, gate: HostArray, up: HostArray, down: HostArray
 ) -> FeedForwardWeights:
-    """Upload gate and up [width, hidden], stacked, and down [hidden, width]."""
-    return FeedForwardWeights(
-        upload(device, f"{label}.up_gate", np.concatenate((up, gate)), dtype, Layout.TILE),
-        upload(device, f"{label}.down", down, dtype, Layout.TILE),
-    )
+    """Upload gate and up [width, hidden], stacked, and down [hidden, width]; after a fault neither is there."""
+    up_gate = upload(device, f"{label}.up_gate", np.concatenate((up, gate)), dtype, Layout.TILE)
+    try:
+        return FeedForwardWeights(up_gate, upload(device, f"{label}.down", down, dtype, Layout.TILE))
+    except BaseException:
+        device.deallocate(up_gate)
+        raise
 
 
 def upload(device: Device, label: str, array: HostArray, dtype: DType, layout: Layout) -> Tensor:
-    """A new device tensor holding `array`, which has exactly `dtype`'s bits."""
+    """A new device tensor holding `array`, which has exactly `dtype`'s bits; after a fault there is none."""
     tensor = device.allocate_tensor_on_device(array.shape, dtype, layout, label)
-    device.copy_host_to_device_tensor(array, tensor)
+    try:
+        device.copy_host_to_device_tensor(array, tensor)
+    except BaseException:
+        device.deallocate(tensor)
+        raise
     return tensor

@@ -83,7 +83,7 @@ def test_each_planted_fault_is_found_with_its_place(captured: Case) -> None:
             )
         },
         "no op inside": ["a captured region without an op (1 of 2, at first in region 2 of 2, 0 ops, 1 replays)"],
-        "an expert inside": [f"a captured region takes routed experts' weights (1 of 2, worst 1 ops, {second})"],
+        "an expert inside": [f"a captured region takes routed experts' weights (1 of 2, worst 1 tensors, {second})"],
         "a weight changed": [
             "a region was replayed after weights that it reads were written, and not captured anew "
             f"(1 of 2, worst model.norm.weight, {second})"

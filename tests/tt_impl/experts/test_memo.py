@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 import pytest
 
 from oracle.errors import DeviceFault
 from oracle.kolibri1.checkpoint import Checkpoint
-from tt_impl.device.protocol import DType
+from tt_impl.device.passing import Passing
+from tt_impl.device.protocol import Device, DType, HostArray, Layout, Tensor
 from tt_impl.device.sim import SimDevice
 from tt_impl.experts.layout import CheckpointExperts, ExpertLayout
 from tt_impl.experts.memo import FeedForwardWeights, Memo, MemoKey
@@ -116,3 +120,33 @@ def test_close_frees_everything(tiny: Checkpoint) -> None:
     rig.memo.close()
     assert rig.stats.memo_bytes == 0
     assert rig.device.get_memory_view().allocated_bytes == 0
+
+
+class _FaultsAtDown(Passing):
+    """Refuses one call for a tensor of down projections."""
+
+    def __init__(self, device: SimDevice, call: str) -> None:
+        super().__init__(device)
+        self._call = call
+
+    def allocate_tensor_on_device(self, shape: Sequence[int], dtype: DType, layout: Layout, label: str) -> Tensor:
+        if self._call == "allocate" and label.endswith(".down"):
+            raise DeviceFault("planted", label)
+        return self._device.allocate_tensor_on_device(shape, dtype, layout, label)
+
+    def copy_host_to_device_tensor(self, array: HostArray, tensor: Tensor, **queue: int) -> None:
+        if self._call == "copy" and tensor.label.endswith(".down"):
+            raise DeviceFault("planted", tensor.label)
+        self._device.copy_host_to_device_tensor(array, tensor, **queue)
+
+
+@pytest.mark.parametrize("call", ["allocate", "copy"])
+def test_nothing_is_left_of_a_memo_that_could_not_be_made(tiny: Checkpoint, call: str) -> None:
+    rig = Rig(tiny, 4)
+    before = rig.device.get_memory_view()
+    rig.memo = Memo(cast(Device, _FaultsAtDown(rig.device, call)), rig.layout, DType.FLOAT32, 4 * rig.one, rig.stats)
+    with pytest.raises(DeviceFault, match="down"):
+        rig.obtain(2)
+    rig.memo.close()
+    assert rig.device.get_memory_view() == before
+    assert rig.stats.memo_bytes == 0

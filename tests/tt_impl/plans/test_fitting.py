@@ -17,6 +17,7 @@ from tt_impl.device.sim import SimDevice
 from tt_impl.experts.layout import ExpertLayout
 from tt_impl.plans.budget import P150_DRAM_BYTES, PlanError
 from tt_impl.plans.fitting import fitted
+from tt_impl.plans.kv_plan import plan_kv
 from tt_impl.plans.streaming_plan import SCRATCH_BYTES
 from tt_impl.plants.catalogue import Parts
 from tt_impl.settings import default_settings
@@ -41,6 +42,20 @@ def test_what_fits_stays_as_it_was_asked_for_to_the_last_byte(tiny: Checkpoint) 
     assert fitted(few, tiny.config, least) is few
     less = fitted(few, tiny.config, least - 4096)
     assert less.memo_bytes < few.memo_bytes
+
+
+def test_what_several_users_hold_is_counted_too(tiny: Checkpoint) -> None:
+    """With the choice on the device each layer's bias lies there once more, a row for each user: [2, 8] in tiles."""
+    one = replace(default_settings(tiny.config, BF16), topk="device")
+    two = replace(one, users=2)
+
+    def least(settings) -> int:
+        return next(n for n in range(SCRATCH_BYTES, 1 << 30, 4096) if fits(settings, tiny, n))
+
+    caches = [
+        plan_kv(tiny.config, BF16, sequences=users, context=one.max_positions, block_size=32).device_bytes for users in (1, 2)
+    ]
+    assert least(two) - least(one) - (caches[1] - caches[0]) >= 3 * 4096
 
 
 def fits(settings, tiny: Checkpoint, dram_bytes: int) -> bool:

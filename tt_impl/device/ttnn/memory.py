@@ -45,6 +45,11 @@ class TtnnTrace:
         """It runs again with each replay."""
         self.ops.append(op)
 
+    def lost(self) -> TtnnTensor | None:
+        """A tensor from outside that a replay would need and that was deallocated since; its own stay until its release."""
+        needed = (tensor for op in self.ops for tensor in op.operands if isinstance(tensor, TtnnTensor))
+        return next((tensor for tensor in needed if not tensor.is_allocated and tensor.trace is not self), None)
+
 
 class TtnnMemory(Logged):
     """Memory, transfers, synchronization and traces of an opened device; see `protocol.Device` for what each call does.
@@ -217,6 +222,12 @@ class TtnnMemory(Logged):
         self._require_queue(cq_id)
         captured = self._trace(trace, "execute_trace")
         not_on_mock("execute_trace", self._is_mock)
+        if (lost := captured.lost()) is not None:
+            raise DeviceFault(
+                "use-after-free",
+                f"execute_trace of trace {captured.identity}: it needs {lost.label} (buffer {lost.identity}), "
+                "which was deallocated",
+            )
         if blocking:
             self._log.note_wait("traces_executed")
         else:

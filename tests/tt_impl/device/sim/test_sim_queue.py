@@ -92,6 +92,29 @@ def test_enqueued_work_survives_the_free_of_its_operand_and_the_reuse_of_its_add
     assert other.buffer.address == tensor.buffer.address
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("captured", [False, True])
+def test_enqueued_work_survives_a_successor_that_is_freed_unused(schedule: str, captured: bool) -> None:
+    """As after a fault: a tensor that nothing was written to, or what a capture allocated that was never replayed."""
+    device = SimDevice(dram_bytes=2 * 4096, schedule=schedule_named(schedule))
+    kept, tensor = (device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, label) for label in ("kept", "t"))
+    device.copy_host_to_device_tensor(np.ones((1, 32), np.float32), tensor)
+    device.synchronize_device()
+    read = device.copy_device_to_host_tensor(tensor, blocking=False)
+    device.deallocate(tensor)
+    if captured:
+        trace = device.begin_trace_capture()
+        successor = device.add(kept, kept)
+        device.end_trace_capture(trace)
+        device.release_trace(trace)
+    else:
+        successor = device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "unused")
+        device.deallocate(successor)
+    assert successor.buffer.address == tensor.buffer.address
+    device.synchronize_device()
+    assert (read.array() == 1).all()
+
+
 def test_use_after_free_names_the_op_the_buffer_and_the_events() -> None:
     device, tensor = device_with(VALUES, "random:5")
     device.deallocate(tensor)

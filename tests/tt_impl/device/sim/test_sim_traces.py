@@ -269,3 +269,18 @@ def test_records_of_released_traces_are_kept_those_alike_as_one_until_they_are_f
     device.copy_host_to_device_tensor(row(0), device.allocate_tensor_on_device((1, 32), DType.FLOAT32, Layout.TILE, "x"))
     captured.replay()
     assert [record.changed for record in device.captures()] == [()], "another tensor of that name was written"
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_a_record_of_what_was_written_before_a_replay_is_not_merged_with_an_honest_one(spoiled: int) -> None:
+    captured = Captured()
+    device = captured.device
+    for number in range(2):
+        trace = device.begin_trace_capture()
+        device.add(captured.x, captured.x)
+        device.end_trace_capture(trace)
+        if number == spoiled:
+            device.copy_host_to_device_tensor(row(2), captured.x)
+        device.execute_trace(trace, blocking=False)
+        device.release_trace(trace)
+    assert sorted(record.changed for record in device.captures() if record.replays) == [(), ("x",)]
