@@ -270,8 +270,9 @@ class Decoder:
 
     def _close_state(self) -> None:
         self._stretches.release()
-        if self._routed is not None:
-            self._device.deallocate(self._routed)
+        routed, self._routed = self._routed, None
+        if routed is not None:
+            self._device.deallocate(routed)
         self._pool.close()
         self._cache.close()
         self._device.deallocate(self._ids)

@@ -33,11 +33,12 @@ class DeviceSelection:
         self._device = device
         self._bias = bias
 
-    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
+    def score(self, passing: Scratch, later: Scratch, logits: Tensor, count: int) -> Scored:
         device = self._device
-        scores = scratch.own(device.add(logits, self._bias))
-        _, chosen = map(scratch.own, device.topk(scores, count))
-        return Scored(logits, chosen, scratch.own(device.gather(logits, chosen)))
+        values, chosen = device.topk(passing.own(device.add(logits, self._bias)), count)
+        passing.own(values)
+        later.own(chosen)
+        return Scored(logits, chosen, later.own(device.gather(logits, chosen)))
 
     def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:
         device, logits = self._device, scored.logits

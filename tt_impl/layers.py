@@ -56,7 +56,7 @@ class DecoderLayer:
         attended = self._norm(stretch, self._attention.forward(stretch, x, cache, rope), weights.post_attn_norm)
         middle = later.own(self._device.add(hidden, attended))
         x = self._norm(later, middle, weights.post_attention_layernorm)
-        return Entered(middle, x, self._experts.score(later, x))
+        return Entered(middle, x, self._experts.score(stretch, later, x))
 
     def route(
         self, scratch: Scratch, entered: Entered, users: Sequence[int], into: Tensor | None = None

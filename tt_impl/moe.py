@@ -35,11 +35,11 @@ class MixtureOfExperts:
         self._pool = pool
         self._stats = stats
 
-    def score(self, later: Scratch, x: Tensor) -> Scored:
+    def score(self, passing: Scratch, later: Scratch, x: Tensor) -> Scored:
         """What the host chooses the experts of x [rows, hidden], normalized, by; it lives as long as `later`."""
         with phase("router"):
             logits = later.own(self._device.linear(x, self._weights.router, dtype=DType.FLOAT32))
-            return self._weights.selection.score(later, logits, self._count)
+            return self._weights.selection.score(passing, later, logits, self._count)
 
     def routed(
         self, scratch: Scratch, x: Tensor, scored: Scored, users: Sequence[int], into: Tensor | None

@@ -57,9 +57,9 @@ class Scored(NamedTuple):
 class Selection(Protocol):
     """How one layer's experts are chosen: what the device does, and what the host then does."""
 
-    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
+    def score(self, passing: Scratch, later: Scratch, logits: Tensor, count: int) -> Scored:
         """Enqueue the ops for choosing the top `count` of `logits`, FLOAT32 TILE [rows, experts], plus the layer's bias. What
-        they give lives as long as `scratch`."""
+        the host reads of them lives as long as `later`, what is on the way as long as `passing`."""
         ...
 
     def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:
@@ -95,7 +95,7 @@ class HostSelection:
         self._device = device
         self._bias = bias
 
-    def score(self, scratch: Scratch, logits: Tensor, count: int) -> Scored:
+    def score(self, passing: Scratch, later: Scratch, logits: Tensor, count: int) -> Scored:
         return Scored(logits)
 
     def choose(self, scored: Scored, count: int, stats: StepStats, users: Sequence[int] = (0,)) -> list[Routing]:

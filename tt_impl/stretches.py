@@ -111,10 +111,9 @@ class Captured:
         return traced.result
 
     def release(self) -> None:
-        for traced in self._traced.values():
-            self._device.release_trace(traced.trace)
-        self._traced.clear()
         self._stats.trace_bytes = 0
+        while self._traced:
+            self._device.release_trace(self._traced.popitem()[1].trace)
 
     def _capture(self, ops: Ops[Any]) -> _Traced:
         device = self._device

@@ -10,7 +10,7 @@ repeats must have replayed something, the second nothing: otherwise the same thi
 `compared` counts positions, each at least one replay's worth. Exact: there is nothing to calibrate. Consistency is not parity:
 a port's captured decode once equalled its eager one, and both were wrong. This gate cannot see that; the gates of values judge
 each arm against the golden. Nor can it see whether every position was replayed in full, which is printed as replays, nor what
-a device does in a replay and does not record.
+a device does in a replay and does not record, nor, unless the arm under judgement replays, what it does in a second sequence.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CaptureGate:
         "statistic": "equality; ops alone; no expert; no weight; replays above 0 in one repeat and 0 in the other",
         "positions": REPEAT_STEPS,
     }
-    blind_to = "both being wrong alike, ops left out of every capture, and what a device does in a replay unrecorded"
+    blind_to = "both being wrong alike, ops left out of every capture, later sequences, and what a device does unrecorded"
     needs_alignment = False
 
     def holds(self, run: Run) -> bool:

@@ -31,7 +31,7 @@ def selected(
     tensor = upload(device, "logits", logits[None], DType.FLOAT32, Layout.TILE)
     before, stats = device.event_counts(), StepStats()
     with Scratch(device) as scratch:
-        [routing] = selection.choose(selection.score(scratch, tensor, count), count, stats)
+        [routing] = selection.choose(selection.score(scratch, scratch, tensor, count), count, stats)
     return routing, stats, {name: n - before.get(name, 0) for name, n in device.event_counts().items()}
 
 

@@ -173,7 +173,7 @@ class TtnnMemory(Logged):
         self._require_queue(cq_id)
         mark = self._mark(event, "wait_for_event")
         not_on_mock("wait_for_event", self._is_mock)
-        self._log.note("event_waits")
+        self._log.note("events_awaited")
         with refusals("wait_for_event"):
             self.ttnn.wait_for_event(cq_id, mark.event)
 
