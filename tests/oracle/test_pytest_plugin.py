@@ -692,6 +692,7 @@ def test_each_option_is_explained(pytester: pytest.Pytester, run: Callable[..., 
 # Under xdist: the subject runs once, and the controller's ledger is the session's.
 
 
+@pytest.mark.slow
 def test_two_workers_are_green_with_one_run_of_the_subject(
     pytester: pytest.Pytester, run_workers: Callable[..., pytest.RunResult]
 ) -> None:
@@ -764,6 +765,7 @@ def test_two_workers_name_the_gate_that_was_skipped(
     assert headline(result) == "verdict: PARTIAL INCOMPLETE"
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashes_in_a_gate_is_not_green(
     pytester: pytest.Pytester, run_workers: Callable[..., pytest.RunResult]
 ) -> None:

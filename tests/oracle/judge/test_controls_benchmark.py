@@ -29,6 +29,7 @@ def test_the_share_is_of_the_session_without_its_controls(spent: controls.Spent,
     assert controls.main(["--small"]) == 0
 
 
+@pytest.mark.slow
 def test_it_measures_a_real_session(tiny_folder: Path, tiny_golden_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert controls.main(["--checkpoint", str(tiny_folder), "--golden", str(tiny_golden_folder), "--small"]) == 0
     rows = {line.split("|")[1].strip(): line.split("|")[2:4] for line in capsys.readouterr().out.splitlines() if "|" in line}
