@@ -192,7 +192,9 @@ def _counters(draw: Draw, stats: dict[str, int]) -> list[str]:
         "the epoch moved": stats["epoch_resets"] > 0,
         "waits are the device's": stats["round_trips"] == stats["device.round_trips"],
         "bytes are the device's": all(stats[n] == stats[f"device.{n}"] for n in ("bytes_written", "bytes_read")),
-        "memory is memos and nothing more": stats["memory_after"] - stats["memory_before"] == stats["memo_bytes"],
+        "memory is memos, traces and nothing more": (
+            stats["memory_after"] - stats["memory_before"] == stats["memo_bytes"] + stats["trace_bytes"]
+        ),
     }
     if draw.room in ("below", "nearly"):
         asked["memos evicted"] = stats["memo_evictions"] > 0
