@@ -24,8 +24,8 @@ from tt_impl.device.sim import (
 )
 from tt_impl.experts.layout import ExpertSource
 from tt_impl.experts.pool import ExpertPool
-from tt_impl.plants.of_captures import IN_CAPTURES
-from tt_impl.plants.of_census import IN_USE, RepeatsAnExpert
+from tt_impl.plants.of_census import RepeatsAnExpert
+from tt_impl.plants.of_device import ASKED_OTHERWISE
 from tt_impl.plants.of_operands import MisplacesDown
 from tt_impl.plants.of_pool import CountsSwapsLate, RecordsLate, ServesStaleMemos
 from tt_impl.plants.places import MEMO_BYTE, NORM_BYTE, RESIDENT_BYTE, SLOT_BYTE, PlantedBits, drain_of
@@ -147,7 +147,7 @@ def corrupt_norm_late(parts: Parts) -> Parts:
 
 
 def _asked_otherwise(parts: Parts, name: str) -> Parts:
-    plant = {**IN_USE, **IN_CAPTURES}[name]
+    plant = ASKED_OTHERWISE[name]
     return replace(parts, open_device=lambda **options: plant(SimDevice(**options), parts.config))
 
 

@@ -138,13 +138,17 @@ PLANTED: Mapping[str, Callable[[Device, int], Any]] = {
 """By the plant's name: what changes the calls to a device, for the layer that plants go for."""
 
 
+ASKED_OTHERWISE: Mapping[str, Callable[[Device, Kolibri1Config], Any]] = {**IN_USE, **IN_CAPTURES}
+"""By the plant's name: what asks any device, the simulated one too, for something else than the decoder does."""
+
+
 def planted(device: Device, plant: str | None, layer: int, config: Kolibri1Config) -> Device:
     """The device with `plant` in it, where that is a fault of a device; the device itself for the others.
 
     Args:
         layer: the layer that plants go for, from 0.
     """
-    if (in_use := {**IN_USE, **IN_CAPTURES}.get(plant or "")) is not None:
-        return cast(Device, in_use(device, config))
+    if (asked_otherwise := ASKED_OTHERWISE.get(plant or "")) is not None:
+        return cast(Device, asked_otherwise(device, config))
     plant_in = PLANTED.get(plant or "")
     return device if plant_in is None else cast(Device, plant_in(device, layer))
